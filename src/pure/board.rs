@@ -1,0 +1,392 @@
+//! The board: the few numbers that must be true for the whole machine at once.
+//!
+//! A row is found by name and handed out as a counted handle, so that a plan, a ticket and a
+//! scrape all look at the same number and a reload neither loses nor mixes rows: a backend that is
+//! removed by one reload and added again by the next keeps its row, with whatever is still in
+//! flight on it. Every row and every counter that shards write has cache lines of its own.
+//! Nothing here is a lock; a read is one load, a change is one `fetch_add` or CAS.
+//!
+//! What is taken comes back exactly once: [`Slot`], [`Hold`] and [`Held`] give back on drop, so a
+//! panic, an abort and a normal end are the same to the board.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crossbeam_utils::CachePadded;
+
+use crate::pure::units::Series;
+
+/// Names per kind that one process will ever know. A name keeps its number for life (metrics are
+/// indexed by it), so a file that is rewritten with new names every minute must end somewhere.
+pub const NAMES_MAX: usize = 65_536;
+
+/// What is counted in when a name is in no plan. Every kind has it, as [`Series`] 0.
+pub const OTHER: &str = "other";
+
+/// One number that many shards change, on cache lines of its own.
+#[derive(Debug, Default)]
+pub struct Count(CachePadded<AtomicU64>);
+
+impl Count {
+    /// The number now: one relaxed load.
+    pub fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Stops at zero rather than wrap: a gauge that is wrong by one is better than 2^64.
+    pub fn sub(&self, n: u64) {
+        // The closure never gives `None`, so the result says nothing.
+        let _ = self
+            .0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+                Some(now.saturating_sub(n))
+            });
+    }
+
+    /// Adds `n` if the sum stays within `limit`; one CAS loop, exact over any number of shards.
+    fn add_within(&self, n: u64, limit: u64) -> bool {
+        self.0
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+                now.checked_add(n).filter(|&sum| sum <= limit)
+            })
+            .is_ok()
+    }
+}
+
+/// What the machine knows of one backend, whichever plan names it.
+#[derive(Debug)]
+pub struct BackendRow {
+    pub name: Arc<str>,
+    pub series: Series,
+    /// Attempts that run now. Written through [`Slot`] only.
+    in_flight: Count,
+    /// Failures since start: what a breaker counts.
+    pub failures: Count,
+    ready: AtomicBool,
+    draining: AtomicBool,
+}
+
+impl BackendRow {
+    fn new(name: Arc<str>, series: Series) -> BackendRow {
+        BackendRow {
+            name,
+            series,
+            in_flight: Count::default(),
+            failures: Count::default(),
+            ready: AtomicBool::new(true),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.now()
+    }
+
+    /// True until a probe says otherwise: without probes every backend is taken to be up.
+    pub fn ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.store(ready, Ordering::Relaxed);
+    }
+
+    pub fn draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    pub fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::Relaxed);
+    }
+}
+
+/// One attempt's place at one backend; given back on drop.
+#[derive(Debug)]
+pub struct Slot(Arc<BackendRow>);
+
+impl Slot {
+    /// Takes a place, or `None` when `limit` attempts already run there. No limit always succeeds.
+    pub fn take(row: &Arc<BackendRow>, limit: Option<u32>) -> Option<Slot> {
+        let limit = limit.map_or(u64::MAX, u64::from);
+        row.in_flight
+            .add_within(1, limit)
+            .then(|| Slot(Arc::clone(row)))
+    }
+
+    pub fn row(&self) -> &Arc<BackendRow> {
+        &self.0
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.in_flight.sub(1);
+    }
+}
+
+/// What the machine knows of one tenant.
+#[derive(Debug)]
+pub struct TenantRow {
+    pub name: Arc<str>,
+    pub series: Series,
+    /// Requests of this tenant that run now.
+    pub concurrency: Count,
+    /// Tokens that open grants hold.
+    pub reserved_tokens: Count,
+}
+
+impl TenantRow {
+    fn new(name: Arc<str>, series: Series) -> TenantRow {
+        TenantRow {
+            name,
+            series,
+            concurrency: Count::default(),
+            reserved_tokens: Count::default(),
+        }
+    }
+}
+
+/// One unit of a [`Count`] of a row, for as long as this lives.
+#[derive(Debug)]
+pub struct Held {
+    row: Arc<TenantRow>,
+}
+
+impl Held {
+    /// Counts one running request of this tenant; `None` at the limit.
+    pub fn take(row: &Arc<TenantRow>, limit: Option<u32>) -> Option<Held> {
+        let limit = limit.map_or(u64::MAX, u64::from);
+        row.concurrency.add_within(1, limit).then(|| Held {
+            row: Arc::clone(row),
+        })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.row.concurrency.sub(1);
+    }
+}
+
+/// A machine-wide amount with a limit that the running plan says: buffered bytes, connections.
+#[derive(Debug, Default)]
+pub struct Budget(Count);
+
+impl Budget {
+    /// Takes `amount`, or `None` when the sum would pass `limit`. Give it back by dropping.
+    pub fn take(self: &Arc<Self>, amount: u64, limit: u64) -> Option<Hold> {
+        self.0.add_within(amount, limit).then(|| Hold {
+            budget: Arc::clone(self),
+            amount,
+        })
+    }
+
+    pub fn held(&self) -> u64 {
+        self.0.now()
+    }
+}
+
+/// An amount of a [`Budget`], given back on drop.
+#[derive(Debug)]
+pub struct Hold {
+    budget: Arc<Budget>,
+    amount: u64,
+}
+
+impl Hold {
+    pub fn amount(&self) -> u64 {
+        self.amount
+    }
+
+    /// Takes `more` on top; false (and nothing changed) when that would pass `limit`.
+    pub fn grow(&mut self, more: u64, limit: u64) -> bool {
+        let grown = self.budget.0.add_within(more, limit);
+        if grown {
+            self.amount += more;
+        }
+        grown
+    }
+
+    /// Gives all but `amount` back early.
+    pub fn shrink_to(&mut self, amount: u64) {
+        let back = self.amount.saturating_sub(amount);
+        self.budget.0.sub(back);
+        self.amount -= back;
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.budget.0.sub(self.amount);
+    }
+}
+
+/// Process totals.
+#[derive(Debug, Default)]
+pub struct Totals {
+    pub requests_in_flight: Arc<Budget>,
+    pub connections: Arc<Budget>,
+    pub buffered_bytes: Arc<Budget>,
+}
+
+/// What names are numbered for: one number space each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Backend,
+    Pool,
+    Model,
+    Route,
+    Tenant,
+    Key,
+}
+
+/// Too many different names of one kind since the process began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full(pub Kind);
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "more than {NAMES_MAX} different {:?} names since start",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for Full {}
+
+/// Names and rows for the life of the process. Control owns it and lends it to `Plan::build`.
+#[derive(Debug)]
+pub struct Registry {
+    totals: Arc<Totals>,
+    backends: Names,
+    backend_rows: Vec<Arc<BackendRow>>,
+    tenants: Names,
+    tenant_rows: Vec<Arc<TenantRow>>,
+    pools: Names,
+    models: Names,
+    routes: Names,
+    keys: Names,
+}
+
+impl Default for Registry {
+    fn default() -> Registry {
+        Registry::new()
+    }
+}
+
+impl Registry {
+    pub fn new() -> Registry {
+        let other: Arc<str> = Arc::from(OTHER);
+        Registry {
+            totals: Arc::default(),
+            backends: Names::new(&other),
+            backend_rows: vec![Arc::new(BackendRow::new(Arc::clone(&other), Series(0)))],
+            tenants: Names::new(&other),
+            tenant_rows: vec![Arc::new(TenantRow::new(Arc::clone(&other), Series(0)))],
+            pools: Names::new(&other),
+            models: Names::new(&other),
+            routes: Names::new(&other),
+            keys: Names::new(&other),
+        }
+    }
+
+    pub fn totals(&self) -> &Arc<Totals> {
+        &self.totals
+    }
+
+    /// The row of this backend, made at first sight.
+    pub fn backend(&mut self, name: &str) -> Result<Arc<BackendRow>, Full> {
+        let series = self.backends.series(name).ok_or(Full(Kind::Backend))?;
+        if series.index() == self.backend_rows.len() {
+            let name = Arc::clone(&self.backends.list[series.index()]);
+            self.backend_rows
+                .push(Arc::new(BackendRow::new(name, series)));
+        }
+        Ok(Arc::clone(&self.backend_rows[series.index()]))
+    }
+
+    /// The row of this tenant, made at first sight.
+    pub fn tenant(&mut self, name: &str) -> Result<Arc<TenantRow>, Full> {
+        let series = self.tenants.series(name).ok_or(Full(Kind::Tenant))?;
+        if series.index() == self.tenant_rows.len() {
+            let name = Arc::clone(&self.tenants.list[series.index()]);
+            self.tenant_rows
+                .push(Arc::new(TenantRow::new(name, series)));
+        }
+        Ok(Arc::clone(&self.tenant_rows[series.index()]))
+    }
+
+    /// The number of any name; for backends and tenants this makes the row too.
+    pub fn series(&mut self, kind: Kind, name: &str) -> Result<Series, Full> {
+        match kind {
+            Kind::Backend => self.backend(name).map(|row| row.series),
+            Kind::Tenant => self.tenant(name).map(|row| row.series),
+            Kind::Pool => self.pools.series(name).ok_or(Full(kind)),
+            Kind::Model => self.models.series(name).ok_or(Full(kind)),
+            Kind::Route => self.routes.series(name).ok_or(Full(kind)),
+            Kind::Key => self.keys.series(name).ok_or(Full(kind)),
+        }
+    }
+
+    /// Every name of a kind so far; the index is the [`Series`]. Index 0 is [`OTHER`].
+    pub fn names(&self, kind: Kind) -> &[Arc<str>] {
+        match kind {
+            Kind::Backend => &self.backends.list,
+            Kind::Pool => &self.pools.list,
+            Kind::Model => &self.models.list,
+            Kind::Route => &self.routes.list,
+            Kind::Tenant => &self.tenants.list,
+            Kind::Key => &self.keys.list,
+        }
+    }
+
+    /// Rows of every backend that any plan has named since start, [`OTHER`] first.
+    pub fn backends(&self) -> &[Arc<BackendRow>] {
+        &self.backend_rows
+    }
+
+    /// Rows of every tenant that any plan has named since start, [`OTHER`] first.
+    pub fn tenants(&self) -> &[Arc<TenantRow>] {
+        &self.tenant_rows
+    }
+}
+
+/// Names in order of appearance, and the way back.
+#[derive(Debug)]
+struct Names {
+    list: Vec<Arc<str>>,
+    by_name: std::collections::HashMap<Arc<str>, Series, foldhash::fast::RandomState>,
+}
+
+impl Names {
+    fn new(other: &Arc<str>) -> Names {
+        let mut names = Names {
+            list: Vec::new(),
+            by_name: std::collections::HashMap::default(),
+        };
+        names.push(Arc::clone(other));
+        names
+    }
+
+    fn series(&mut self, name: &str) -> Option<Series> {
+        if let Some(&series) = self.by_name.get(name) {
+            return Some(series);
+        }
+        (self.list.len() < NAMES_MAX).then(|| self.push(Arc::from(name)))
+    }
+
+    fn push(&mut self, name: Arc<str>) -> Series {
+        // At most NAMES_MAX names, which fits.
+        let series = Series(self.list.len() as u32);
+        self.list.push(Arc::clone(&name));
+        self.by_name.insert(name, series);
+        series
+    }
+}
