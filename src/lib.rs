@@ -1,0 +1,4 @@
+pub mod pure {
+    pub mod units;
+}
+pub mod rt;
