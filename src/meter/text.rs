@@ -1,0 +1,467 @@
+//! The numbers as text: every Prometheus metric with its name, unit and labels, usage as JSON, and
+//! the small writers they need.
+//!
+//! Labels come from the plan alone, so the number of series is bounded by what the operator
+//! wrote; a name that is in no plan counts as `other`. Every series of a known name is there from
+//! the start with value 0, because a counter that appears with value 1 hides its first event from
+//! `rate()`. The only exceptions are statuses other than 200, of which there are 46 at most.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+
+use super::{
+    Booked, Catalog, Failure, Ledger, STATUSES, TIMED_NAMES_MAX, Times, TokenRow, events,
+};
+use crate::pure::board::Totals;
+use crate::pure::units::{Series, ShardId};
+
+/// What `/metrics` shows beside the ledger.
+#[derive(Debug)]
+pub struct Facts<'a> {
+    pub ledger: &'a Ledger,
+    pub catalog: &'a Catalog,
+    pub totals: &'a Totals,
+    /// Each shard and its driver's name.
+    pub shards: &'a [(ShardId, &'static str)],
+    pub ready: bool,
+    pub plan_digest: u64,
+    pub reloads_in_force: u64,
+    pub reloads_refused: u64,
+    /// Tasks that panicked and were contained.
+    pub panics: u64,
+    pub process: Process,
+}
+
+/// What the kernel says of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Process {
+    pub cpu_seconds: f64,
+    pub resident_bytes: u64,
+    pub open_fds: u64,
+    pub max_fds: u64,
+    pub start_unix_seconds: f64,
+}
+
+/// The whole of `/metrics` in the Prometheus text format 0.0.4.
+pub fn render(facts: &Facts) -> String {
+    let mut page = Page(String::with_capacity(64 * 1024));
+    requests(&mut page, facts);
+    times(&mut page, facts);
+    tokens(&mut page, facts);
+    backends(&mut page, facts);
+    connections(&mut page, facts);
+    gateway(&mut page, facts);
+    process(&mut page, &facts.process);
+    page.0
+}
+
+fn requests(page: &mut Page, facts: &Facts) {
+    let Facts { ledger, catalog, .. } = facts;
+    page.head("forebay_requests_total", COUNTER, "Requests that have ended, by answered status.");
+    for (series, route) in numbered(&catalog.routes) {
+        let row = ledger.routes.of(series);
+        for (slot, status) in STATUSES.iter().map(Some).chain([None]).enumerate() {
+            let count = row.map_or(0, |row| row.statuses[slot]);
+            if count == 0 && status != Some(&200) {
+                continue;
+            }
+            match status {
+                Some(status) => page.line(
+                    "forebay_requests_total",
+                    &[("route", route), ("status", &status.to_string())],
+                    count,
+                ),
+                None => page.line(
+                    "forebay_requests_total",
+                    &[("route", route), ("status", "other")],
+                    count,
+                ),
+            }
+        }
+    }
+    page.head("forebay_requests_in_flight", GAUGE, "Requests that run now.");
+    page.line("forebay_requests_in_flight", &[], facts.totals.requests_in_flight.held());
+
+    page.head("forebay_client_aborts_total", COUNTER, "Clients that left before the end.");
+    for (series, route) in numbered(&catalog.routes) {
+        let count = ledger.routes.of(series).map_or(0, |row| row.aborts);
+        page.line("forebay_client_aborts_total", &[("route", route)], count);
+    }
+    page.head("forebay_retries_total", COUNTER, "Attempts after the first.");
+    for (series, route) in numbered(&catalog.routes) {
+        let count = ledger.routes.of(series).map_or(0, |row| row.retries);
+        page.line("forebay_retries_total", &[("route", route)], count);
+    }
+}
+
+fn times(page: &mut Page, facts: &Facts) {
+    let Facts { ledger, catalog, .. } = facts;
+    let routes = || numbered(&catalog.routes).take(TIMED_NAMES_MAX);
+    let of = |series| ledger.routes.of(series);
+    page.histogram(
+        "forebay_time_to_first_token_seconds",
+        "From the whole request to the first content written to the client.",
+        "route",
+        routes().map(|(series, name)| (name, of(series).map(|row| &row.ttft))),
+        TTFT,
+    );
+    page.histogram(
+        "forebay_inter_token_seconds",
+        "Between two content chunks of a stream.",
+        "route",
+        routes().map(|(series, name)| (name, of(series).map(|row| &row.gap))),
+        GAP,
+    );
+    page.histogram(
+        "forebay_request_duration_seconds",
+        "From the request's first byte to the answer's last.",
+        "route",
+        routes().map(|(series, name)| (name, of(series).map(|row| &row.duration))),
+        DURATION,
+    );
+    page.histogram(
+        "forebay_backend_time_to_first_token_seconds",
+        "The same time to the first content, by the backend that sent it.",
+        "backend",
+        catalog
+            .backends
+            .iter()
+            .take(TIMED_NAMES_MAX)
+            .map(|row| (&*row.name, ledger.backends.of(row.series).map(|row| &row.ttft))),
+        TTFT,
+    );
+}
+
+fn tokens(page: &mut Page, facts: &Facts) {
+    let Facts { ledger, catalog, .. } = facts;
+    let none = Booked::default();
+    page.head("forebay_tenant_tokens_total", COUNTER, "Tokens booked, by who pays.");
+    for tenant in &catalog.tenants {
+        let booked = ledger.tenants.of(tenant.series).map_or(&none, |row| &row.booked);
+        for (kind, count) in kinds(booked) {
+            let labels = [("tenant", &*tenant.name), ("kind", kind)];
+            page.line("forebay_tenant_tokens_total", &labels, count);
+        }
+    }
+    page.head("forebay_tokens_total", COUNTER, "Tokens booked, by model.");
+    for (series, model) in numbered(&catalog.models) {
+        let booked = ledger.models.of(series).map_or(&none, |row| &row.booked);
+        for (kind, count) in kinds(booked) {
+            page.line("forebay_tokens_total", &[("model", model), ("kind", kind)], count);
+        }
+    }
+    page.head("forebay_tenant_concurrency", GAUGE, "Requests of a tenant that run now.");
+    for tenant in &catalog.tenants {
+        let labels = [("tenant", &*tenant.name)];
+        page.line("forebay_tenant_concurrency", &labels, tenant.concurrency.now());
+    }
+    page.head("forebay_reserved_tokens", GAUGE, "Tokens held by requests that run now.");
+    for tenant in &catalog.tenants {
+        let labels = [("tenant", &*tenant.name)];
+        page.line("forebay_reserved_tokens", &labels, tenant.reserved_tokens.now());
+    }
+}
+
+/// `cached` is part of `prompt`, `reasoning` of `completion`, `estimated` of their sum.
+fn kinds(booked: &Booked) -> [(&'static str, u64); 5] {
+    [
+        ("prompt", booked.prompt),
+        ("completion", booked.completion),
+        ("cached", booked.cached),
+        ("reasoning", booked.reasoning),
+        ("estimated", booked.estimated),
+    ]
+}
+
+fn backends(page: &mut Page, facts: &Facts) {
+    let Facts { ledger, catalog, .. } = facts;
+    page.head("forebay_backend_in_flight", GAUGE, "Attempts that run on a backend now.");
+    for row in &catalog.backends {
+        page.line("forebay_backend_in_flight", &[("backend", &*row.name)], row.in_flight());
+    }
+    page.head("forebay_backend_ready", GAUGE, "1 if a backend may be picked.");
+    for row in &catalog.backends {
+        let ready = row.ready() && !row.draining();
+        page.line("forebay_backend_ready", &[("backend", &*row.name)], u64::from(ready));
+    }
+    page.head("forebay_upstream_failures_total", COUNTER, "Attempts that a backend failed.");
+    for row in &catalog.backends {
+        let counts = ledger.backends.of(row.series);
+        for failure in Failure::ALL {
+            let count = counts.map_or(0, |row| row.failures[failure as usize]);
+            let labels = [("backend", &*row.name), ("reason", failure.name())];
+            page.line("forebay_upstream_failures_total", &labels, count);
+        }
+    }
+    page.head(
+        "forebay_stale_resends_total",
+        COUNTER,
+        "Requests sent again because a pooled connection had been closed under them.",
+    );
+    for row in &catalog.backends {
+        let count = ledger.backends.of(row.series).map_or(0, |row| row.stale_resends);
+        page.line("forebay_stale_resends_total", &[("backend", &*row.name)], count);
+    }
+}
+
+fn connections(page: &mut Page, facts: &Facts) {
+    let shards = &facts.ledger.shards;
+    page.head("forebay_connections", GAUGE, "Client connections that are open.");
+    page.line("forebay_connections", &[], facts.totals.connections.held());
+    page.head("forebay_connections_opened_total", COUNTER, "Client connections accepted.");
+    page.line("forebay_connections_opened_total", &[], shards.opened);
+    page.head("forebay_connections_closed_total", COUNTER, "Client connections ended.");
+    page.line("forebay_connections_closed_total", &[], shards.closed);
+    page.head("forebay_bad_requests_total", COUNTER, "Requests refused by the rules of the wire.");
+    page.line("forebay_bad_requests_total", &[], shards.bad_requests);
+    page.head("forebay_buffered_bytes", GAUGE, "Bodies held in memory.");
+    page.line("forebay_buffered_bytes", &[], facts.totals.buffered_bytes.held());
+    page.head("forebay_received_bytes_total", COUNTER, "Body bytes from clients.");
+    page.line("forebay_received_bytes_total", &[], shards.bytes_in);
+    page.head("forebay_sent_bytes_total", COUNTER, "Body bytes to clients.");
+    page.line("forebay_sent_bytes_total", &[], shards.bytes_out);
+}
+
+fn gateway(page: &mut Page, facts: &Facts) {
+    page.head("forebay_build_info", GAUGE, "1; the label says which build runs.");
+    page.line("forebay_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1);
+    page.head("forebay_plan_info", GAUGE, "1; the label identifies the configuration in force.");
+    page.line("forebay_plan_info", &[("digest", &format!("{:016x}", facts.plan_digest))], 1);
+    page.head("forebay_driver_info", GAUGE, "1; how a shard talks to the kernel.");
+    for (shard, driver) in facts.shards {
+        page.line("forebay_driver_info", &[("driver", driver), ("shard", &shard.0.to_string())], 1);
+    }
+    page.head("forebay_ready", GAUGE, "1 while new requests are served, 0 while draining.");
+    page.line("forebay_ready", &[], u64::from(facts.ready));
+    page.head("forebay_config_reloads_total", COUNTER, "Reloads, by result.");
+    page.line("forebay_config_reloads_total", &[("result", "in_force")], facts.reloads_in_force);
+    page.line("forebay_config_reloads_total", &[("result", "refused")], facts.reloads_refused);
+    page.head("forebay_panics_total", COUNTER, "Panics contained; each is a bug.");
+    page.line("forebay_panics_total", &[], facts.panics);
+    page.head("forebay_access_log_dropped_total", COUNTER, "Access records nobody could take.");
+    let unwritten = crate::meter::text::UNWRITTEN.load(Ordering::Relaxed);
+    let dropped = facts.ledger.shards.records_dropped.saturating_add(unwritten);
+    page.line("forebay_access_log_dropped_total", &[], dropped);
+    page.head("forebay_events_dropped_total", COUNTER, "Diagnostic events that were not written.");
+    page.line("forebay_events_dropped_total", &[], events::LOST.load(Ordering::Relaxed));
+}
+
+/// Access records that reached the writer and could not be written: disk full, pipe closed.
+pub static UNWRITTEN: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+/// The names that every Prometheus client library uses.
+fn process(page: &mut Page, process: &Process) {
+    page.head("process_cpu_seconds_total", COUNTER, "User and system CPU time spent.");
+    page.line("process_cpu_seconds_total", &[], process.cpu_seconds);
+    page.head("process_resident_memory_bytes", GAUGE, "Resident memory.");
+    page.line("process_resident_memory_bytes", &[], process.resident_bytes);
+    page.head("process_open_fds", GAUGE, "Open file descriptors.");
+    page.line("process_open_fds", &[], process.open_fds);
+    page.head("process_max_fds", GAUGE, "Most file descriptors it may open.");
+    page.line("process_max_fds", &[], process.max_fds);
+    page.head("process_start_time_seconds", GAUGE, "Start, in seconds since 1970.");
+    page.line("process_start_time_seconds", &[], process.start_unix_seconds);
+}
+
+/// Upper bounds in µs and as `le` writes them: those of OpenTelemetry's GenAI conventions
+/// (`gen_ai.server.time_to_first_token`), with a tail for long prompts.
+const TTFT: &[(u64, &str)] = &[
+    (1_000, "0.001"),
+    (5_000, "0.005"),
+    (10_000, "0.01"),
+    (20_000, "0.02"),
+    (40_000, "0.04"),
+    (60_000, "0.06"),
+    (80_000, "0.08"),
+    (100_000, "0.1"),
+    (250_000, "0.25"),
+    (500_000, "0.5"),
+    (750_000, "0.75"),
+    (1_000_000, "1"),
+    (2_500_000, "2.5"),
+    (5_000_000, "5"),
+    (7_500_000, "7.5"),
+    (10_000_000, "10"),
+    (30_000_000, "30"),
+    (60_000_000, "60"),
+];
+
+/// `gen_ai.server.time_per_output_token`, with room below for small models.
+const GAP: &[(u64, &str)] = &[
+    (1_000, "0.001"),
+    (5_000, "0.005"),
+    (10_000, "0.01"),
+    (25_000, "0.025"),
+    (50_000, "0.05"),
+    (75_000, "0.075"),
+    (100_000, "0.1"),
+    (150_000, "0.15"),
+    (200_000, "0.2"),
+    (300_000, "0.3"),
+    (400_000, "0.4"),
+    (500_000, "0.5"),
+    (750_000, "0.75"),
+    (1_000_000, "1"),
+    (2_500_000, "2.5"),
+    (10_000_000, "10"),
+];
+
+/// `gen_ai.server.request.duration`, with a tail for long answers.
+const DURATION: &[(u64, &str)] = &[
+    (10_000, "0.01"),
+    (20_000, "0.02"),
+    (40_000, "0.04"),
+    (80_000, "0.08"),
+    (160_000, "0.16"),
+    (320_000, "0.32"),
+    (640_000, "0.64"),
+    (1_280_000, "1.28"),
+    (2_560_000, "2.56"),
+    (5_120_000, "5.12"),
+    (10_240_000, "10.24"),
+    (20_480_000, "20.48"),
+    (40_960_000, "40.96"),
+    (81_920_000, "81.92"),
+    (300_000_000, "300"),
+];
+
+fn numbered(names: &[std::sync::Arc<str>]) -> impl Iterator<Item = (Series, &str)> {
+    // There are fewer than 2^32 names: the registry's bound.
+    names.iter().enumerate().map(|(index, name)| (Series(index as u32), &**name))
+}
+
+const COUNTER: &str = "counter";
+const GAUGE: &str = "gauge";
+
+struct Page(String);
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string does not fail.
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+    }
+
+    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
+        self.0.push_str(name);
+        for (index, (label, text)) in labels.iter().enumerate() {
+            self.0.push(if index == 0 { '{' } else { ',' });
+            self.0.push_str(label);
+            self.0.push_str("=\"");
+            for c in text.chars() {
+                match c {
+                    '\\' => self.0.push_str("\\\\"),
+                    '"' => self.0.push_str("\\\""),
+                    '\n' => self.0.push_str("\\n"),
+                    c => self.0.push(c),
+                }
+            }
+            self.0.push('"');
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        let _ = writeln!(self.0, " {value}");
+    }
+
+    fn histogram<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        rows: impl Iterator<Item = (&'a str, Option<&'a Times<u64>>)>,
+        bounds: &[(u64, &str)],
+    ) {
+        self.head(name, "histogram", help);
+        let micros: Vec<u64> = bounds.iter().map(|(us, _)| *us).collect();
+        let (bucket, sum) = (format!("{name}_bucket"), format!("{name}_sum"));
+        let count_name = format!("{name}_count");
+        let mut counts = vec![0; bounds.len()];
+        for (value, times) in rows {
+            counts.fill(0);
+            if let Some(times) = times {
+                times.cumulative(&micros, &mut counts);
+            }
+            for ((_, le), count) in bounds.iter().zip(&counts) {
+                self.line(&bucket, &[(label, value), ("le", le)], count);
+            }
+            let count = times.map_or(0, Times::count);
+            self.line(&bucket, &[(label, value), ("le", "+Inf")], count);
+            let seconds = times.map_or(0.0, |times| times.sum().as_secs_f64());
+            self.line(&sum, &[(label, value)], seconds);
+            self.line(&count_name, &[(label, value)], count);
+        }
+    }
+}
+
+/// One tenant of `GET /usage`.
+pub fn usage_json(out: &mut String, tenant: &str, row: Option<&TokenRow>) {
+    let booked = row.map(|row| row.booked).unwrap_or_default();
+    let total = booked.prompt.saturating_add(booked.completion);
+    out.push_str("{\"tenant\":");
+    json_string(out, tenant, usize::MAX);
+    let _ = write!(
+        out,
+        ",\"requests\":{},\"prompt_tokens\":{},\"completion_tokens\":{},\"total_tokens\":{total},\
+         \"cached_tokens\":{},\"reasoning_tokens\":{},\"estimated_tokens\":{}}}",
+        row.map_or(0, |row| row.requests),
+        booked.prompt,
+        booked.completion,
+        booked.cached,
+        booked.reasoning,
+        booked.estimated,
+    );
+}
+
+/// Appends `text` as a JSON string of at most `chars_max` characters before escaping. Beside what
+/// JSON demands, everything that moves a terminal's cursor or turns text around is escaped, so
+/// that a line of a log is what it seems.
+pub fn json_string(out: &mut String, text: &str, chars_max: usize) {
+    out.push('"');
+    for (index, c) in text.chars().enumerate() {
+        if index == chars_max {
+            out.push('…');
+            break;
+        }
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\0'..='\u{1f}'
+            | '\u{7f}'..='\u{9f}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}' => {
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
+/// Appends `2026-03-01T12:34:56.789Z`.
+pub fn time_string(out: &mut String, unix_ms: u64) {
+    let (seconds, ms) = (unix_ms / 1_000, unix_ms % 1_000);
+    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (year, month, day) = civil(days);
+    let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
+    let _ = write!(out, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z");
+}
+
+/// Days since 1970-01-01 to year, month, day (Howard Hinnant, "chrono-Compatible Low-Level Date
+/// Algorithms", `civil_from_days`, for days that are not negative).
+fn civil(days: u64) -> (u64, u64, u64) {
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let of_era = shifted % 146_097;
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    (year, month, day)
+}
