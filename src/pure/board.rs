@@ -9,11 +9,13 @@
 //! What is taken comes back exactly once: [`Slot`], [`Hold`] and [`Held`] give back on drop, so a
 //! panic, an abort and a normal end are the same to the board.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
+use foldhash::fast::FixedState;
 
 use crate::pure::units::Series;
 
@@ -43,9 +45,7 @@ impl Count {
         // The closure never gives `None`, so the result says nothing.
         let _ = self
             .0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
-                Some(now.saturating_sub(n))
-            });
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| Some(now.saturating_sub(n)));
     }
 
     /// Adds `n` if the sum stays within `limit`; one CAS loop, exact over any number of shards.
@@ -113,9 +113,7 @@ impl Slot {
     /// Takes a place, or `None` when `limit` attempts already run there. No limit always succeeds.
     pub fn take(row: &Arc<BackendRow>, limit: Option<u32>) -> Option<Slot> {
         let limit = limit.map_or(u64::MAX, u64::from);
-        row.in_flight
-            .add_within(1, limit)
-            .then(|| Slot(Arc::clone(row)))
+        row.in_flight.add_within(1, limit).then(|| Slot(Arc::clone(row)))
     }
 
     pub fn row(&self) -> &Arc<BackendRow> {
@@ -142,12 +140,7 @@ pub struct TenantRow {
 
 impl TenantRow {
     fn new(name: Arc<str>, series: Series) -> TenantRow {
-        TenantRow {
-            name,
-            series,
-            concurrency: Count::default(),
-            reserved_tokens: Count::default(),
-        }
+        TenantRow { name, series, concurrency: Count::default(), reserved_tokens: Count::default() }
     }
 }
 
@@ -161,9 +154,7 @@ impl Held {
     /// Counts one running request of this tenant; `None` at the limit.
     pub fn take(row: &Arc<TenantRow>, limit: Option<u32>) -> Option<Held> {
         let limit = limit.map_or(u64::MAX, u64::from);
-        row.concurrency.add_within(1, limit).then(|| Held {
-            row: Arc::clone(row),
-        })
+        row.concurrency.add_within(1, limit).then(|| Held { row: Arc::clone(row) })
     }
 }
 
@@ -180,10 +171,7 @@ pub struct Budget(Count);
 impl Budget {
     /// Takes `amount`, or `None` when the sum would pass `limit`. Give it back by dropping.
     pub fn take(self: &Arc<Self>, amount: u64, limit: u64) -> Option<Hold> {
-        self.0.add_within(amount, limit).then(|| Hold {
-            budget: Arc::clone(self),
-            amount,
-        })
+        self.0.add_within(amount, limit).then(|| Hold { budget: Arc::clone(self), amount })
     }
 
     pub fn held(&self) -> u64 {
@@ -251,11 +239,7 @@ pub struct Full(pub Kind);
 
 impl fmt::Display for Full {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "more than {NAMES_MAX} different {:?} names since start",
-            self.0
-        )
+        write!(f, "more than {NAMES_MAX} different {:?} names since start", self.0)
     }
 }
 
@@ -306,8 +290,7 @@ impl Registry {
         let series = self.backends.series(name).ok_or(Full(Kind::Backend))?;
         if series.index() == self.backend_rows.len() {
             let name = Arc::clone(&self.backends.list[series.index()]);
-            self.backend_rows
-                .push(Arc::new(BackendRow::new(name, series)));
+            self.backend_rows.push(Arc::new(BackendRow::new(name, series)));
         }
         Ok(Arc::clone(&self.backend_rows[series.index()]))
     }
@@ -317,8 +300,7 @@ impl Registry {
         let series = self.tenants.series(name).ok_or(Full(Kind::Tenant))?;
         if series.index() == self.tenant_rows.len() {
             let name = Arc::clone(&self.tenants.list[series.index()]);
-            self.tenant_rows
-                .push(Arc::new(TenantRow::new(name, series)));
+            self.tenant_rows.push(Arc::new(TenantRow::new(name, series)));
         }
         Ok(Arc::clone(&self.tenant_rows[series.index()]))
     }
@@ -333,6 +315,20 @@ impl Registry {
             Kind::Route => self.routes.series(name).ok_or(Full(kind)),
             Kind::Key => self.keys.series(name).ok_or(Full(kind)),
         }
+    }
+
+    /// Whether all of these (different) names have a number or can still get one.
+    pub fn room<'n>(&self, kind: Kind, names: impl Iterator<Item = &'n str>) -> Result<(), Full> {
+        let known = match kind {
+            Kind::Backend => &self.backends,
+            Kind::Pool => &self.pools,
+            Kind::Model => &self.models,
+            Kind::Route => &self.routes,
+            Kind::Tenant => &self.tenants,
+            Kind::Key => &self.keys,
+        };
+        let new = names.filter(|&name| !known.by_name.contains_key(name)).count();
+        if known.list.len() + new <= NAMES_MAX { Ok(()) } else { Err(Full(kind)) }
     }
 
     /// Every name of a kind so far; the index is the [`Series`]. Index 0 is [`OTHER`].
@@ -358,19 +354,17 @@ impl Registry {
     }
 }
 
-/// Names in order of appearance, and the way back.
+/// Names in order of appearance, and the way back. The seed is fixed: names come from the
+/// operator's file, so that no stranger can make them collide.
 #[derive(Debug)]
 struct Names {
     list: Vec<Arc<str>>,
-    by_name: std::collections::HashMap<Arc<str>, Series, foldhash::fast::RandomState>,
+    by_name: HashMap<Arc<str>, Series, FixedState>,
 }
 
 impl Names {
     fn new(other: &Arc<str>) -> Names {
-        let mut names = Names {
-            list: Vec::new(),
-            by_name: std::collections::HashMap::default(),
-        };
+        let mut names = Names { list: Vec::new(), by_name: HashMap::default() };
         names.push(Arc::clone(other));
         names
     }

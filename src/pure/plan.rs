@@ -5,13 +5,102 @@
 //! comes out cannot be wrong: durations are durations, names are ids, patterns are compiled, and
 //! nothing on the path of a request parses a string. One request sees one plan.
 
+mod check;
+mod problem;
+mod read;
+mod spec;
+mod terms;
+mod tree;
+mod value;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
 use std::fmt;
+use std::hint::black_box;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use foldhash::fast::FixedState;
+
+pub use problem::{Notice, Problem, Severity, summary};
+pub use terms::*;
+
 use crate::pure::board::{BackendRow, Registry, TenantRow};
 use crate::pure::units::{BackendId, KeyId, ModelId, NanoUsd, PoolId, RouteId, Series, TenantId};
+
+/// Fields that are read and checked and then not acted on by this version. Whoever builds one of
+/// them deletes its row.
+const NOT_YET: &[NotYet] = &[
+    NotYet::ignored("server.gpu_cpu", &["auto"]),
+    NotYet::ignored("state.sync", &["group"]),
+    NotYet::limit("fleet"),
+    NotYet::ignored("pools.*.dialect", &["openai"]),
+    NotYet::ignored("pools.*.breaker", &[]),
+    NotYet::ignored("pools.*.health", &[]),
+    NotYet::ignored("pools.*.metrics.scrape", &[]),
+    NotYet::ignored("pools.*.metrics.kind", &["none"]),
+    NotYet::ignored("pools.*.sleep", &[]),
+    NotYet::ignored("pools.*.backends[].cost", &[]),
+    NotYet::ignored("pools.*.backends[].gpu", &[]),
+    NotYet::ignored("pools.*.backends[].http", &["1"]),
+    NotYet::ignored("models.*.context", &[]),
+    NotYet::ignored("models.*.tokenizer", &["auto"]),
+    NotYet::ignored("models.*.kv", &[]),
+    NotYet::ignored("models.*.fallback", &[]),
+    NotYet::ignored("routes[].match.tier", &[]),
+    NotYet::ignored("routes[].match.profile", &[]),
+    NotYet::ignored("routes[].match.compliance", &[]),
+    NotYet::ignored("routes[].match.prompt_tokens", &[]),
+    NotYet {
+        shape: "routes[].strategy",
+        except: &[
+            "weighted-round-robin",
+            "weighted_round_robin",
+            "least-requests",
+            "least_requests",
+            "weighted-split",
+            "weighted_split",
+        ],
+        severity: Severity::Ignored,
+        message: "not one that this version has; it picks by least-requests instead",
+    },
+    NotYet::limit("routes[].rate_limit"),
+    NotYet::ignored("routes[].queue", &[]),
+    NotYet::ignored("routes[].canary", &[]),
+    NotYet::ignored("routes[].shadow", &[]),
+    NotYet::ignored("routes[].units", &[]),
+    NotYet::limit("routes[].admission"),
+    NotYet::limit("tiers"),
+    NotYet::ignored("tenants.*.regions", &[]),
+    NotYet::limit("tenants.*.reserve"),
+    NotYet::limit("tenants.*.budget"),
+    NotYet::limit("global"),
+];
+
+/// A row of [`NOT_YET`].
+struct NotYet {
+    /// The field, `*` for names and `[]` for numbers.
+    shape: &'static str,
+    /// Values that ask for nothing.
+    except: &'static [&'static str],
+    severity: Severity,
+    message: &'static str,
+}
+
+impl NotYet {
+    const fn ignored(shape: &'static str, except: &'static [&'static str]) -> NotYet {
+        let message = "read but not acted on by this version";
+        NotYet { shape, except, severity: Severity::Ignored, message }
+    }
+
+    const fn limit(shape: &'static str) -> NotYet {
+        let message = "read but NOT ENFORCED by this version: nothing is limited by it";
+        NotYet { shape, except: &[], severity: Severity::UnenforcedLimit, message }
+    }
+}
 
 /// The whole configuration in force. `Send + Sync`; shared as `Arc<Plan>` and replaced whole.
 #[derive(Debug)]
@@ -19,20 +108,43 @@ pub struct Plan {
     pub server: Server,
     pub admin: Admin,
     pub state_dir: Option<String>,
+    pub state_sync: Sync,
+    pub fleet: Option<Fleet>,
     pub pools: Vec<Pool>,
     pub backends: Vec<Backend>,
+    /// Those of `models`, in file order, then those that only routes name.
     pub models: Vec<Model>,
     pub routes: Vec<Route>,
+    pub tiers: Vec<Tier>,
     pub tenants: Vec<Tenant>,
     pub keys: Vec<Key>,
-    /// What the file asks for and this version does not do. Say them loudly.
+    pub global: Option<Limits>,
+    /// What the file asks for and this version does not do, and advice. Say them loudly.
     pub notices: Vec<Notice>,
-    /// Of the text the plan was built from: equal texts, equal digests.
+    /// Of the text the plan was built from (FNV-1a): equal texts, equal digests, on any machine.
+    /// Variables and secret files are not part of it.
     pub digest: u64,
+    lookup: Lookup,
+}
+
+/// Names to ids. Seeds are fixed: the keys come from the operator's file, so that no stranger can
+/// make them collide.
+#[derive(Debug, Default)]
+struct Lookup {
+    /// First eight bytes of the digest and the key, sorted.
+    keys: Vec<(u64, KeyId)>,
+    models: HashMap<Box<str>, ModelId, FixedState>,
+    /// Routes that ask for exact names only, by each of those; ascending.
+    by_model: HashMap<Box<str>, Vec<RouteId>, FixedState>,
+    /// All other routes but `default`; ascending.
+    general: Vec<RouteId>,
+    default: Option<RouteId>,
+    /// Names and aliases that some route may serve, in file order.
+    visible: Vec<(Box<str>, ModelId)>,
 }
 
 impl Plan {
-    /// Text (YAML, hence JSON too) to plan, or every problem found.
+    /// Text (YAML, hence JSON too) to plan, or every problem found, in file order.
     ///
     /// `env` answers `${VAR}`; `files` reads a secret by path (relative to the configuration's
     /// folder: the caller's matter). Names get their numbers and rows from `registry`, which a
@@ -43,14 +155,38 @@ impl Plan {
         files: &dyn Fn(&str) -> Result<String, String>,
         registry: &mut Registry,
     ) -> Result<Plan, Vec<Problem>> {
-        let _ = (text, env, files, registry);
-        Err(Vec::new())
+        let mut problems = Vec::new();
+        let Some(root) = tree::parse(text, &mut problems) else {
+            return Err(problems);
+        };
+        let mut reader = read::Reader {
+            env,
+            files,
+            not_yet: NOT_YET,
+            problems,
+            notices: Vec::new(),
+            owner: None,
+        };
+        let plan = spec::read(&mut reader, &root)
+            .and_then(|spec| check::plan(&mut reader, spec, digest(text), registry));
+        let mut problems = reader.problems;
+        problems.sort_by_key(|problem| (problem.line, problem.column));
+        match plan {
+            Some(plan) if problems.is_empty() => Ok(plan),
+            _ => Err(problems),
+        }
     }
 
-    /// The key whose SHA-256 this is: a hash lookup, then a comparison in constant time.
+    /// The key whose SHA-256 this is: a search for its first bytes, then a comparison of the whole
+    /// in constant time.
     pub fn key(&self, digest: &[u8; 32]) -> Option<KeyId> {
-        let _ = digest;
-        None
+        let prefix = prefix(digest);
+        let from = self.lookup.keys.partition_point(|&(other, _)| other < prefix);
+        self.lookup.keys[from..]
+            .iter()
+            .take_while(|&&(other, _)| other == prefix)
+            .map(|&(_, id)| id)
+            .find(|&id| same(&self.keys[id.index()].sha256, digest))
     }
 
     /// No key is configured: everybody may in.
@@ -60,14 +196,18 @@ impl Plan {
 
     /// A model by its own name or an alias, exactly.
     pub fn model(&self, name: &str) -> Option<ModelId> {
-        let _ = name;
-        None
+        self.lookup.models.get(name).copied()
     }
 
     /// The first route in file order that matches; a route named `default` is asked last.
+    ///
     /// `canonical` is the model's own name, `asked` what the client called it (an alias, or the
-    /// same); both `None` for paths without a model. `path` is without query. `header` gives a
-    /// field's value by lowercase name.
+    /// same); a route may name either. Both are `None` for paths without a model, and for a model
+    /// that [`Plan::model`] does not know give `asked` alone. `path` is without query. `header`
+    /// gives a field's value by lowercase name.
+    ///
+    /// Costs two hash lookups, then one check per route that names the model or names none
+    /// exactly; no allocation.
     pub fn route<'a>(
         &self,
         canonical: Option<&str>,
@@ -75,26 +215,64 @@ impl Plan {
         path: &str,
         header: &dyn Fn(&str) -> Option<&'a [u8]>,
     ) -> Option<RouteId> {
-        let _ = (canonical, asked, path, header);
-        None
+        let named = |name: Option<&str>| -> &[RouteId] {
+            name.and_then(|name| self.lookup.by_model.get(name)).map_or(&[], Vec::as_slice)
+        };
+        let other = canonical.filter(|&name| asked != Some(name));
+        // Three ascending lists, merged: file order decides.
+        let mut lists = [named(asked), named(other), &self.lookup.general];
+        let mut next = || {
+            let least = lists.iter().filter_map(|list| list.first()).min().copied()?;
+            for list in &mut lists {
+                if list.first() == Some(&least) {
+                    *list = &list[1..];
+                }
+            }
+            Some(least)
+        };
+        let fits =
+            |id: &RouteId| self.routes[id.index()].matches.fits(canonical, asked, path, header);
+        std::iter::from_fn(&mut next).chain(self.lookup.default).find(fits)
     }
 
     /// Whether this tenant may use a model under the name it asked for. Lists hold names that
     /// clients use: who may use alias `small` of `big-1` may not ask for `big-1`.
     pub fn may_use(&self, tenant: TenantId, asked: &str) -> bool {
-        let _ = (tenant, asked);
-        false
+        let models = &self.tenants[tenant.index()].models;
+        models.is_empty() || models.iter().any(|pattern| pattern.matches(asked.as_bytes()))
     }
 
-    /// Names for `/v1/models`, in file order: every name and alias that some route serves and this
-    /// tenant (`None` on an open gateway) may use.
+    /// Names for `/v1/models`, in file order: every name and alias that some route may serve and
+    /// this tenant (`None` on an open gateway) may use.
     pub fn visible_models(
         &self,
         tenant: Option<TenantId>,
     ) -> impl Iterator<Item = (&str, ModelId)> {
-        let _ = tenant;
-        std::iter::empty()
+        self.lookup
+            .visible
+            .iter()
+            .filter(move |(name, _)| tenant.is_none_or(|tenant| self.may_use(tenant, name)))
+            .map(|(name, id)| (name.as_ref(), *id))
     }
+}
+
+/// FNV-1a, 64 bits (Fowler, Noll, Vo).
+fn digest(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+fn prefix(digest: &[u8; 32]) -> u64 {
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest[..8]);
+    u64::from_be_bytes(first)
+}
+
+/// Looks at every byte whatever the earlier ones were.
+fn same(a: &[u8; 32], b: &[u8; 32]) -> bool {
+    let difference = a.iter().zip(b).fold(0, |sum, (a, b)| black_box(sum | (a ^ b)));
+    difference == 0
 }
 
 #[derive(Clone, Debug)]
@@ -151,7 +329,7 @@ pub enum HalfClose {
     Serve,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Admin {
     /// `None`: no admin port.
     pub listen: Option<AdminListen>,
@@ -189,6 +367,10 @@ pub struct Pool {
     pub wait: Duration,
     /// Lowercase names of client fields that pass beside the usual ones.
     pub forward: Vec<Box<str>>,
+    pub breaker: Option<Breaker>,
+    pub health: Option<Health>,
+    pub scrape: Option<Scrape>,
+    pub sleep: Option<Sleep>,
 }
 
 /// `None` is off.
@@ -224,7 +406,10 @@ pub struct Backend {
     pub version: Option<Arc<str>>,
     pub region: Option<Arc<str>>,
     pub tags: Vec<Box<str>>,
+    /// Attempts at a time.
     pub slots: Option<u32>,
+    pub cost: Option<Price>,
+    pub gpu: Option<Gpu>,
     pub row: Arc<BackendRow>,
 }
 
@@ -244,6 +429,10 @@ pub struct Model {
     pub context: Option<u64>,
     pub max_output: Option<u64>,
     pub price: Option<Price>,
+    pub tokenizer: Option<Box<str>>,
+    pub kv: Option<Kv>,
+    /// Tried in this order; no chain leads back to its start.
+    pub fallback: Vec<Fallback>,
 }
 
 /// Per million tokens.
@@ -268,6 +457,12 @@ pub struct Route {
     pub sticky: Option<Box<str>>,
     pub retry: Retry,
     pub heartbeat: Option<Duration>,
+    pub rate_limit: Option<Limits>,
+    pub queue: Option<Queue>,
+    pub canary: Option<Canary>,
+    pub shadow: Option<Shadow>,
+    pub units: Vec<UnitSpec>,
+    pub admission: Option<Admission>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -283,6 +478,38 @@ pub struct Match {
     /// Lowercase name; the value must fit one of the patterns.
     pub headers: Vec<(Box<str>, Vec<Pattern>)>,
     pub paths: Vec<Pattern>,
+    /// Not looked at by this version.
+    pub conditions: Conditions,
+}
+
+impl Match {
+    fn fits<'a>(
+        &self,
+        canonical: Option<&str>,
+        asked: Option<&str>,
+        path: &str,
+        header: &dyn Fn(&str) -> Option<&'a [u8]>,
+    ) -> bool {
+        let one = |patterns: &[Pattern], value: &[u8]| {
+            patterns.iter().any(|pattern| pattern.matches(value))
+        };
+        let model =
+            || [asked, canonical].iter().flatten().any(|name| one(&self.models, name.as_bytes()));
+        (self.models.is_empty() || model())
+            && (self.paths.is_empty() || one(&self.paths, path.as_bytes()))
+            && self
+                .headers
+                .iter()
+                .all(|(name, patterns)| header(name).is_some_and(|value| one(patterns, value)))
+    }
+
+    /// No condition at all: whatever comes is served here.
+    fn catches_all(&self) -> bool {
+        self.models.is_empty()
+            && self.headers.is_empty()
+            && self.paths.is_empty()
+            && self.conditions == Conditions::default()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -311,9 +538,13 @@ pub struct Retry {
 pub struct Tenant {
     pub name: Arc<str>,
     pub series: Series,
-    pub tier: Option<Arc<str>>,
+    /// Index into [`Plan::tiers`]; the tier named `default` where the file says none.
+    pub tier: Option<usize>,
     /// Names that clients use; empty allows all.
     pub models: Vec<Pattern>,
+    pub regions: Vec<Box<str>>,
+    pub reserve: Reserve,
+    pub budget: Option<Budget>,
     pub row: Arc<TenantRow>,
 }
 
@@ -332,6 +563,65 @@ pub enum Pattern {
     Glob(Box<str>),
 }
 
+impl Pattern {
+    /// Whether the whole of `text` fits. At worst the product of the two lengths; no allocation.
+    pub fn matches(&self, text: &[u8]) -> bool {
+        match self {
+            Pattern::Exact(name) => name.as_bytes() == text,
+            Pattern::Glob(glob) => fits(glob.as_bytes(), text),
+        }
+    }
+
+    /// As the file writes it (`**` reads as `*`).
+    pub fn as_str(&self) -> &str {
+        match self {
+            Pattern::Exact(text) | Pattern::Glob(text) => text,
+        }
+    }
+}
+
+/// Glob matching that goes back to the last star only: never exponential.
+fn fits(glob: &[u8], text: &[u8]) -> bool {
+    let (mut g, mut t) = (0, 0);
+    // After the last star, and the end of what it has swallowed.
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match glob.get(g) {
+            Some(b'*') => {
+                g += 1;
+                star = Some((g, t));
+            }
+            Some(b'?') => {
+                g += 1;
+                t += char_bytes(&text[t..]);
+            }
+            Some(&byte) if byte == text[t] => {
+                g += 1;
+                t += 1;
+            }
+            _ => match &mut star {
+                Some((after, swallowed)) => {
+                    *swallowed += 1;
+                    (g, t) = (*after, *swallowed);
+                }
+                None => return false,
+            },
+        }
+    }
+    glob[g..].iter().all(|&byte| byte == b'*')
+}
+
+/// Bytes of the character that begins here; one where the text is no UTF-8 (a header's value).
+fn char_bytes(text: &[u8]) -> usize {
+    let more = text[1..].iter().take(3).take_while(|&&byte| byte & 0xc0 == 0x80).count();
+    match text[0] {
+        0xc2..=0xdf if more >= 1 => 2,
+        0xe0..=0xef if more >= 2 => 3,
+        0xf0..=0xf4 if more >= 3 => 4,
+        _ => 1,
+    }
+}
+
 /// An address range such as `10.0.0.0/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpNet {
@@ -344,15 +634,11 @@ impl IpNet {
     pub fn contains(&self, peer: IpAddr) -> bool {
         match (self.base, peer.to_canonical()) {
             (IpAddr::V4(base), IpAddr::V4(peer)) => {
-                let mask = u32::MAX
-                    .checked_shl(32 - u32::from(self.bits.min(32)))
-                    .unwrap_or(0);
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.bits.min(32))).unwrap_or(0);
                 base.to_bits() & mask == peer.to_bits() & mask
             }
             (IpAddr::V6(base), IpAddr::V6(peer)) => {
-                let mask = u128::MAX
-                    .checked_shl(128 - u32::from(self.bits.min(128)))
-                    .unwrap_or(0);
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.bits.min(128))).unwrap_or(0);
                 base.to_bits() & mask == peer.to_bits() & mask
             }
             _ => false,
@@ -379,46 +665,4 @@ impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[secret]")
     }
-}
-
-/// Something wrong in the file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// From 1.
-    pub line: u64,
-    /// From 1, in characters.
-    pub column: u64,
-    /// As `routes[2].match.model`; empty for the file as a whole.
-    pub field: String,
-    pub message: String,
-    pub hint: Option<String>,
-    /// The route, model, pool or so that it belongs to: kind and name.
-    pub owner: Option<(&'static str, String)>,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}:{}: {}: {}",
-            self.line, self.column, self.field, self.message
-        )
-    }
-}
-
-/// Something the file asks for that this version reads and does not do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Notice {
-    pub line: u64,
-    pub field: String,
-    pub message: String,
-    pub severity: Severity,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// A wish that goes unfulfilled.
-    Ignored,
-    /// A limit or a budget that is not enforced.
-    UnenforcedLimit,
 }

@@ -1,0 +1,223 @@
+//! Terms of the file that this version reads, checks and keeps, for the parts that will act on
+//! them. See `NOT_YET` for which those are.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Secret;
+use crate::pure::units::{ModelId, NanoUsd, PoolId};
+
+/// Limits of a tier, a route or the whole gateway; `None` is no limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    pub rpm: Option<u64>,
+    pub tpm: Option<u64>,
+    pub tpd: Option<u64>,
+    pub concurrency: Option<u32>,
+    /// How much of a minute's limit may be taken at once; the whole limit where absent.
+    pub burst: Option<u64>,
+    /// Never more than the limit in any sixty seconds.
+    pub strict: bool,
+}
+
+/// A named set of limits.
+#[derive(Clone, Debug)]
+pub struct Tier {
+    pub name: Arc<str>,
+    pub limits: Limits,
+    pub priority: Priority,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    Low,
+    #[default]
+    Normal,
+    High,
+}
+
+/// How much of the expected output is reserved before a request is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reserve {
+    P50,
+    #[default]
+    P95,
+    Max,
+    None,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Budget {
+    pub limit: NanoUsd,
+    pub per: Window,
+    pub over: OverBudget,
+}
+
+/// A calendar window in UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    Day,
+    Month,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OverBudget {
+    Refuse,
+    Downgrade(ModelId),
+    ReadOnly,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Breaker {
+    pub failures: u32,
+    pub window: Duration,
+    pub open: Duration,
+    pub probes: u32,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Health {
+    pub every: Duration,
+    pub live: Option<Box<str>>,
+    pub ready: Option<Box<str>>,
+    /// Deep: ready while the engine's KV cache is filled below this share.
+    pub kv_below: Option<f64>,
+    /// Load: ready while the engine's queue is shorter.
+    pub queue_below: Option<u32>,
+    /// Failures in a row until down; successes until up.
+    pub fall: u32,
+    pub rise: u32,
+}
+
+/// Where an engine's own metrics are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scrape {
+    pub path: Box<str>,
+    pub every: Duration,
+    pub kind: Engine,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    Auto,
+    Vllm,
+    SgLang,
+    Tgi,
+    LlamaCpp,
+    Dcgm,
+    None,
+}
+
+/// Hot and cold models.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sleep {
+    pub after: Duration,
+    pub sleep: Box<str>,
+    pub wake: Box<str>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gpu {
+    pub kind: Option<Box<str>>,
+    pub nvml: Vec<u32>,
+}
+
+/// What a model's KV cache takes per token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kv {
+    pub layers: u32,
+    pub heads: u32,
+    pub dim: u32,
+    pub bytes: u32,
+    pub hidden: Option<u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fallback {
+    pub model: ModelId,
+    pub reason: Box<str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    pub max: u32,
+    pub wait: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Canary {
+    pub candidate: Arc<str>,
+    pub baseline: Arc<str>,
+    /// Weight in per cent, and how long it is held; the last may hold for ever.
+    pub steps: Vec<(u32, Option<Duration>)>,
+    pub error_rate: Option<f64>,
+    pub p99_ratio: Option<f64>,
+    pub min_requests: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shadow {
+    pub pool: PoolId,
+    pub sample: f64,
+    pub promote: Option<Promote>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Promote {
+    pub consecutive: u64,
+    pub agree: f64,
+    pub within: Duration,
+}
+
+/// A capability unit that a route wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnitSpec {
+    PromptFilter {
+        words: Box<str>,
+        when: Vec<(Box<str>, Vec<super::Pattern>)>,
+    },
+    Redact {
+        paths: Vec<Box<str>>,
+        kinds: Vec<Box<str>>,
+        when: Vec<(Box<str>, Vec<super::Pattern>)>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Admission {
+    pub headroom: Headroom,
+    /// The share of the headroom that may be promised.
+    pub reserve: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Headroom {
+    Kv,
+    Nvml,
+}
+
+/// Several gateways that share limits.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    /// May hold a password.
+    pub redis: Secret,
+    pub name: Arc<str>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sync {
+    /// fsync every 50 ms.
+    #[default]
+    Group,
+    Always,
+}
+
+/// Conditions on a request beyond model, header and path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Conditions {
+    pub tiers: Vec<Box<str>>,
+    pub profiles: Vec<Box<str>>,
+    pub compliance: Vec<Box<str>>,
+    pub prompt_tokens_min: Option<u64>,
+    pub prompt_tokens_max: Option<u64>,
+}
