@@ -239,7 +239,7 @@ fn gateway(page: &mut Page, facts: &Facts) {
     page.head("forebay_panics_total", COUNTER, "Panics contained; each is a bug.");
     page.line("forebay_panics_total", &[], facts.panics);
     page.head("forebay_access_log_dropped_total", COUNTER, "Access records nobody could take.");
-    let unwritten = crate::meter::text::UNWRITTEN.load(Ordering::Relaxed);
+    let unwritten = UNWRITTEN.load(Ordering::Relaxed);
     let dropped = facts.ledger.shards.records_dropped.saturating_add(unwritten);
     page.line("forebay_access_log_dropped_total", &[], dropped);
     page.head("forebay_events_dropped_total", COUNTER, "Diagnostic events that were not written.");
@@ -464,4 +464,212 @@ fn civil(days: u64) -> (u64, u64, u64) {
     let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     (year, month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashMap, HashSet};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::meter::Meter;
+    use crate::pure::board::{Kind, Registry};
+    use crate::pure::units::Instant;
+
+    fn registry() -> Registry {
+        let mut registry = Registry::new();
+        for name in ["u1", "u2"] {
+            registry.backend(name).expect("room");
+        }
+        registry.tenant("a").expect("room");
+        for (kind, name) in
+            [(Kind::Model, "模型"), (Kind::Route, "route-1"), (Kind::Route, "we\"ird\\\n")]
+        {
+            registry.series(kind, name).expect("room");
+        }
+        registry
+    }
+
+    fn page(ledger: &Ledger, registry: &Registry) -> String {
+        render(&Facts {
+            ledger,
+            catalog: &Catalog::of(registry),
+            totals: registry.totals(),
+            shards: &[(ShardId(0), "epoll"), (ShardId(1), "epoll")],
+            ready: true,
+            plan_digest: 0xAB,
+            reloads_in_force: 0,
+            reloads_refused: 0,
+            panics: 0,
+            process: Process::default(),
+        })
+    }
+
+    /// Series to value; checks the form of every line on the way.
+    fn parse(page: &str) -> HashMap<String, f64> {
+        let mut typed = HashSet::new();
+        let mut series = HashMap::new();
+        for line in page.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').expect("a kind");
+                assert!(["counter", "gauge", "histogram"].contains(&kind), "{line}");
+                assert!(typed.insert(name.to_owned()), "{name} is declared twice");
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+            } else if !line.starts_with("# HELP ") {
+                let (labelled, value) = line.rsplit_once(' ').expect("a value");
+                let name = labelled.split('{').next().expect("a name");
+                let stem = ["_bucket", "_sum", "_count"].iter().find_map(|s| name.strip_suffix(s));
+                assert!(typed.contains(name) || typed.contains(stem.unwrap_or(name)), "{line}");
+                let value = value.parse().expect("a number");
+                assert!(series.insert(labelled.to_owned(), value).is_none(), "twice: {line}");
+            }
+        }
+        series
+    }
+
+    #[test]
+    fn every_known_name_is_there_from_the_start_with_nothing() {
+        let registry = registry();
+        let series = parse(&page(&Ledger::default(), &registry));
+        for name in [
+            "forebay_requests_total{route=\"route-1\",status=\"200\"}",
+            "forebay_requests_total{route=\"other\",status=\"200\"}",
+            "forebay_requests_total{route=\"we\\\"ird\\\\\\n\",status=\"200\"}",
+            "forebay_requests_in_flight",
+            "forebay_backend_in_flight{backend=\"u1\"}",
+            "forebay_tenant_concurrency{tenant=\"a\"}",
+            "forebay_reserved_tokens{tenant=\"a\"}",
+            "forebay_upstream_failures_total{backend=\"u2\",reason=\"in_stream_error\"}",
+            "forebay_client_aborts_total{route=\"route-1\"}",
+            "forebay_tenant_tokens_total{tenant=\"a\",kind=\"estimated\"}",
+            "forebay_tokens_total{model=\"模型\",kind=\"prompt\"}",
+            "forebay_time_to_first_token_seconds_count{route=\"route-1\"}",
+            "forebay_inter_token_seconds_bucket{route=\"other\",le=\"0.01\"}",
+            "forebay_request_duration_seconds_bucket{route=\"other\",le=\"+Inf\"}",
+            "forebay_connections",
+            "forebay_buffered_bytes",
+            "forebay_access_log_dropped_total",
+            "forebay_panics_total",
+            "forebay_config_reloads_total{result=\"refused\"}",
+        ] {
+            assert_eq!(series.get(name), Some(&0.0), "{name}");
+        }
+        assert_eq!(series["forebay_driver_info{driver=\"epoll\",shard=\"1\"}"], 1.0);
+    }
+
+    #[test]
+    fn strangers_make_no_series_but_statuses() {
+        let registry = registry();
+        let before = parse(&page(&Ledger::default(), &registry)).len();
+        let (mut meter, link) = Meter::linked(ShardId(0), None);
+        let mut rng = crate::pure::units::Rng::seeded(3);
+        for status in 0..2_000 {
+            let done = crate::meter::Done {
+                at: Instant::ZERO,
+                request_id: crate::meter::RequestId::new(b""),
+                tenant: Series(0),
+                key: Series(0),
+                route: Series(0),
+                model: Series(0),
+                backend: Series(0),
+                status,
+                streamed: true,
+                how: crate::meter::Ending::Refused,
+                path: crate::meter::Endpoint::Other,
+                attempts: 0,
+                bytes_in: 1,
+                bytes_out: 1,
+                queue: None,
+                ttft: None,
+                duration: Duration::from_micros(rng.below(1_000_000_000)),
+                usage: Booked::default(),
+            };
+            meter.done(&done);
+            meter.ttft(Series(0), Series(0), done.duration);
+        }
+        meter.tick(Instant::ZERO);
+        let mut ledger = Ledger::default();
+        ledger.fold(&[link]);
+        let text = page(&ledger, &registry);
+        let series = parse(&text);
+        // One for each known status but 200, which was there, and one for all others.
+        assert_eq!(series.len() - before, STATUSES.len());
+        let count = |name: &str| series[&format!("forebay_request_duration_seconds_{name}")];
+        assert_eq!(count("count{route=\"other\"}"), 2_000.0);
+        assert_eq!(count("bucket{route=\"other\",le=\"+Inf\"}"), 2_000.0);
+        let mut last = 0.0;
+        for (_, le) in DURATION {
+            let now = count(&format!("bucket{{route=\"other\",le=\"{le}\"}}"));
+            assert!(now >= last, "{le}");
+            last = now;
+        }
+        assert!(last > 0.0 && last < 2_000.0);
+    }
+
+    #[test]
+    fn bounds_are_what_they_say() {
+        for bounds in [TTFT, GAP, DURATION] {
+            assert!(bounds.is_sorted());
+            for (us, le) in bounds {
+                let seconds: f64 = le.parse().expect("a number");
+                assert_eq!((seconds * 1e6).round() as u64, *us, "{le}");
+            }
+        }
+    }
+
+    #[test]
+    fn any_text_survives_as_a_json_string() {
+        let everything: String = ('\0'..='\u{2fff}').chain(['😀', '\u{feff}']).collect();
+        let mut out = String::new();
+        json_string(&mut out, &everything, usize::MAX);
+        assert_eq!(serde_json::from_str::<String>(&out).expect("JSON"), everything);
+        assert!(!out.chars().any(|c| c.is_control() || ('\u{2028}'..='\u{202e}').contains(&c)));
+
+        let mut cut = String::new();
+        json_string(&mut cut, "äöü", 2);
+        assert_eq!(cut, "\"äö…\"");
+    }
+
+    #[test]
+    fn usage_is_json_with_the_sum() {
+        let row = TokenRow {
+            requests: 2,
+            booked: Booked { prompt: 9, completion: 3, estimated: 1, ..Booked::default() },
+            ..TokenRow::default()
+        };
+        let mut out = String::new();
+        usage_json(&mut out, "t\"1", Some(&row));
+        let usage: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+        assert_eq!(usage["tenant"], "t\"1");
+        assert_eq!(usage["total_tokens"], 12);
+        assert_eq!(usage["estimated_tokens"], 1);
+        out.clear();
+        usage_json(&mut out, "new", None);
+        let usage: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+        assert_eq!(usage["total_tokens"], 0);
+    }
+
+    #[test]
+    fn dates_agree_with_counting_days() {
+        let (mut year, mut month, mut day) = (1970, 1, 1);
+        for days in 0..160_000 {
+            assert_eq!(civil(days), (year, month, day));
+            let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+            let length = match month {
+                2 => 28 + u64::from(leap),
+                4 | 6 | 9 | 11 => 30,
+                _ => 31,
+            };
+            day += 1;
+            if day > length {
+                (month, day) = (month + 1, 1);
+            }
+            if month > 12 {
+                (year, month) = (year + 1, 1);
+            }
+        }
+        let mut out = String::new();
+        time_string(&mut out, 1_772_368_496_789);
+        assert_eq!(out, "2026-03-01T12:34:56.789Z");
+    }
 }
