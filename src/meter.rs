@@ -20,6 +20,7 @@ use crossbeam_queue::ArrayQueue;
 use hdrhistogram::{Counter, Histogram};
 
 use crate::pure::board::{BackendRow, Kind, Registry, TenantRow};
+use crate::pure::dialect::Endpoint;
 use crate::pure::units::{Instant, Series, ShardId};
 
 pub mod events;
@@ -322,40 +323,6 @@ impl Ending {
             Ending::TimedOut => "timed_out",
             Ending::Drained => "drained",
             Ending::Panicked => "panicked",
-        }
-    }
-}
-
-/// What was asked for: the path, reduced to a closed set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Endpoint {
-    Chat,
-    Completions,
-    Embeddings,
-    Rerank,
-    Responses,
-    Audio,
-    Images,
-    Moderations,
-    Models,
-    Messages,
-    Other,
-}
-
-impl Endpoint {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Endpoint::Chat => "chat",
-            Endpoint::Completions => "completions",
-            Endpoint::Embeddings => "embeddings",
-            Endpoint::Rerank => "rerank",
-            Endpoint::Responses => "responses",
-            Endpoint::Audio => "audio",
-            Endpoint::Images => "images",
-            Endpoint::Moderations => "moderations",
-            Endpoint::Models => "models",
-            Endpoint::Messages => "messages",
-            Endpoint::Other => "other",
         }
     }
 }

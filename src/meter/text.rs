@@ -9,9 +9,7 @@
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
 
-use super::{
-    Booked, Catalog, Failure, Ledger, STATUSES, TIMED_NAMES_MAX, Times, TokenRow, events,
-};
+use super::{Booked, Catalog, Failure, Ledger, STATUSES, TIMED_NAMES_MAX, Times, TokenRow, events};
 use crate::pure::board::Totals;
 use crate::pure::units::{Series, ShardId};
 
@@ -575,7 +573,7 @@ mod tests {
                 status,
                 streamed: true,
                 how: crate::meter::Ending::Refused,
-                path: crate::meter::Endpoint::Other,
+                path: crate::pure::dialect::Endpoint::Other,
                 attempts: 0,
                 bytes_in: 1,
                 bytes_out: 1,
