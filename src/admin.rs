@@ -1,0 +1,594 @@
+//! The admin port: metrics, usage, health, the plan in force, and the order to reload.
+//!
+//! It runs on control's own runtime and never on a shard. It is not for clients: by default it
+//! listens on loopback or on a Unix socket of mode 0600, and `admin.token` guards it elsewhere.
+//! Nothing with an effect is a GET. Because a browser on the same machine can reach loopback,
+//! requests that a foreign page could have caused are refused: by `Origin` where something would
+//! change, and by `Host` where no token is asked for (DNS rebinding).
+//!
+//! Everything is bounded: connections, how long a connection may be idle, and no handler reads a
+//! body.
+
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use axum::extract::{Query, Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::time::{Instant, Sleep};
+
+use crate::meter::text::{Facts, Process, render, usage_json};
+use crate::meter::{Catalog, Ledger, Link};
+use crate::pure::plan::{AdminListen, Plan, Problem};
+use crate::pure::units::ShardId;
+use crate::rt;
+use crate::shard::{Phase, Shared};
+
+/// What the admin port looks at and whom it tells.
+pub struct Desk {
+    pub shared: Arc<Shared>,
+    pub catalog: Arc<ArcSwap<Catalog>>,
+    pub books: Books,
+    /// Each shard and its driver's name.
+    pub shards: Vec<(ShardId, &'static str)>,
+    /// Orders to control, who answers each.
+    pub reload: mpsc::Sender<oneshot::Sender<Reloaded>>,
+    pub reloads: Reloads,
+    /// Unix seconds at which the process started.
+    pub started: f64,
+}
+
+/// Control's sums and where they come from.
+pub struct Books {
+    links: Vec<Arc<Link>>,
+    /// Taken by control's thread alone, for microseconds, and never across an await.
+    ledger: Mutex<Ledger>,
+}
+
+impl Books {
+    pub fn new(links: Vec<Arc<Link>>) -> Books {
+        Books { links, ledger: Mutex::default() }
+    }
+
+    /// Folds what the shards have sent, then looks at the sums.
+    pub fn read<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.fold(&self.links);
+        look(&ledger)
+    }
+}
+
+/// Reloads since start.
+#[derive(Debug, Default)]
+pub struct Reloads {
+    pub in_force: AtomicU64,
+    pub refused: AtomicU64,
+}
+
+/// What became of an order to reload.
+#[derive(Debug)]
+pub enum Reloaded {
+    InForce {
+        digest: u64,
+        /// What the file asks for and this version does not do.
+        notices: Vec<String>,
+        /// Fields whose change needs a restart.
+        restart: Vec<&'static str>,
+        /// Backend host names without an address.
+        unresolved: Vec<String>,
+    },
+    /// The old plan stays.
+    Refused(Vec<Problem>),
+    /// The file cannot be read; the old plan stays.
+    Unreadable(String),
+}
+
+/// The service, for one listener after another.
+pub fn router(desk: Arc<Desk>, place: Place) -> axum::Router {
+    axum::Router::new()
+        .route("/metrics", get(metrics))
+        .route("/usage", get(usage))
+        .route("/plan", get(plan))
+        .route("/reload", post(reload))
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(readyz))
+        .fallback(async || refuse(StatusCode::NOT_FOUND, "there is no such page"))
+        .method_not_allowed_fallback(async || {
+            refuse(StatusCode::METHOD_NOT_ALLOWED, "this page takes another method")
+        })
+        .layer(middleware::from_fn_with_state((Arc::clone(&desk), place), guard))
+        .with_state(desk)
+}
+
+async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
+    let catalog = desk.catalog.load();
+    let plan = desk.shared.plan.load();
+    let page = desk.books.read(|ledger| {
+        render(&Facts {
+            ledger,
+            catalog: &catalog,
+            totals: &desk.shared.totals,
+            shards: &desk.shards,
+            ready: desk.shared.phase() == Phase::Running,
+            plan_digest: plan.digest,
+            reloads_in_force: desk.reloads.in_force.load(Ordering::Relaxed),
+            reloads_refused: desk.reloads.refused.load(Ordering::Relaxed),
+            panics: rt::PANICS.load(Ordering::Relaxed),
+            process: process(desk.started),
+        })
+    });
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
+}
+
+#[derive(serde::Deserialize)]
+struct Whose {
+    tenant: Option<String>,
+}
+
+async fn usage(State(desk): State<Arc<Desk>>, Query(whose): Query<Whose>) -> Response {
+    let catalog = desk.catalog.load();
+    let mut body = String::new();
+    match whose.tenant {
+        Some(name) => {
+            let Some(series) = catalog.tenant(&name) else {
+                return refuse(StatusCode::NOT_FOUND, "no such tenant");
+            };
+            desk.books.read(|ledger| usage_json(&mut body, &name, ledger.tenants.of(series)));
+        }
+        None => desk.books.read(|ledger| {
+            body.push_str("{\"tenants\":[");
+            for (index, tenant) in catalog.tenants.iter().enumerate() {
+                if index > 0 {
+                    body.push(',');
+                }
+                usage_json(&mut body, &tenant.name, ledger.tenants.of(tenant.series));
+            }
+            body.push_str("]}");
+        }),
+    }
+    body.push('\n');
+    json_text(StatusCode::OK, body)
+}
+
+async fn readyz(State(desk): State<Arc<Desk>>) -> Response {
+    match desk.shared.phase() {
+        Phase::Running => "ready\n".into_response(),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response(),
+    }
+}
+
+async fn reload(State(desk): State<Arc<Desk>>) -> Response {
+    let (answer, answered) = oneshot::channel();
+    let gone = || refuse(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping");
+    if desk.reload.send(answer).await.is_err() {
+        return gone();
+    }
+    match answered.await {
+        Ok(reloaded) => reload_answer(&reloaded),
+        Err(_) => gone(),
+    }
+}
+
+fn reload_answer(reloaded: &Reloaded) -> Response {
+    match reloaded {
+        Reloaded::InForce { digest, notices, restart, unresolved } => answer(
+            StatusCode::OK,
+            &json!({
+                "status": "in force",
+                "digest": format!("{digest:016x}"),
+                "notices": notices,
+                "restart_needed_for": restart,
+                "unresolved": unresolved,
+            }),
+        ),
+        Reloaded::Refused(problems) => answer(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            &json!({
+                "status": "refused",
+                "problems": problems.iter().map(problem).collect::<Vec<_>>(),
+            }),
+        ),
+        Reloaded::Unreadable(why) => answer(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            &json!({ "status": "refused", "problems": [{ "message": why }] }),
+        ),
+    }
+}
+
+fn problem(problem: &Problem) -> Value {
+    json!({
+        "line": problem.line,
+        "column": problem.column,
+        "field": problem.field,
+        "message": problem.message,
+        "hint": problem.hint,
+        "owner": problem.owner.as_ref().map(|(kind, name)| json!({ "kind": kind, "name": name })),
+    })
+}
+
+/// What is in force, without a secret: how traffic is cut up and what runs where now.
+async fn plan(State(desk): State<Arc<Desk>>) -> Response {
+    let plan = desk.shared.plan.load();
+    answer(StatusCode::OK, &summary(&plan))
+}
+
+fn summary(plan: &Plan) -> Value {
+    let backend = |id: &crate::pure::units::BackendId| {
+        let backend = &plan.backends[id.index()];
+        json!({
+            "name": &*backend.name,
+            "address": format!("{}{}", backend.host_header, backend.base_path),
+            "weight": backend.weight,
+            "version": backend.version.as_deref(),
+            "region": backend.region.as_deref(),
+            "slots": backend.slots,
+            "in_flight": backend.row.in_flight(),
+            "ready": backend.row.ready() && !backend.row.draining(),
+        })
+    };
+    let pools = plan.pools.iter().map(|pool| {
+        let backends: Vec<_> = pool.backends.iter().map(backend).collect();
+        json!({ "name": &*pool.name, "backends": backends })
+    });
+    let routes = plan.routes.iter().map(|route| {
+        let models: Vec<_> = route.matches.models.iter().map(|model| model.as_str()).collect();
+        let paths: Vec<_> = route.matches.paths.iter().map(|path| path.as_str()).collect();
+        let headers: Vec<_> = route.matches.headers.iter().map(|(name, _)| &**name).collect();
+        json!({
+            "name": &*route.name,
+            "models": models,
+            "paths": paths,
+            "headers": headers,
+            "pool": &*plan.pools[route.pool.index()].name,
+            "strategy": format!("{:?}", route.strategy),
+        })
+    });
+    let models = plan.models.iter().map(|model| {
+        json!({ "name": &*model.name, "aliases": model.aliases.iter().collect::<Vec<_>>() })
+    });
+    let tenants = plan
+        .tenants
+        .iter()
+        .map(|tenant| json!({ "name": &*tenant.name, "running": tenant.row.concurrency.now() }));
+    json!({
+        "digest": format!("{:016x}", plan.digest),
+        "open": plan.open(),
+        "keys": plan.keys.len(),
+        "pools": pools.collect::<Vec<_>>(),
+        "routes": routes.collect::<Vec<_>>(),
+        "models": models.collect::<Vec<_>>(),
+        "tenants": tenants.collect::<Vec<_>>(),
+        "notices": plan.notices.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}
+
+fn answer(status: StatusCode, body: &Value) -> Response {
+    json_text(status, format!("{body:#}\n"))
+}
+
+fn json_text(status: StatusCode, body: String) -> Response {
+    (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+fn refuse(status: StatusCode, why: &str) -> Response {
+    answer(status, &json!({ "error": { "message": why } }))
+}
+
+/// Where a listener can be reached from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Protected by the file's mode.
+    Unix,
+    Loopback,
+    Network,
+}
+
+async fn guard(
+    State((desk, place)): State<(Arc<Desk>, Place)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let verdict = {
+        let plan = desk.shared.plan.load();
+        let token = plan.admin.token.as_ref().map(|token| token.expose());
+        admit(request.method(), request.uri().path(), request.headers(), token, place)
+    };
+    match verdict {
+        Ok(()) => next.run(request).await,
+        Err((status, why)) => {
+            let mut response = refuse(status, why);
+            if status == StatusCode::UNAUTHORIZED {
+                let scheme = header::HeaderValue::from_static("Bearer");
+                response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
+            }
+            response
+        }
+    }
+}
+
+fn admit(
+    method: &Method,
+    path: &str,
+    headers: &HeaderMap,
+    token: Option<&str>,
+    place: Place,
+) -> Result<(), (StatusCode, &'static str)> {
+    // Probes come from a supervisor that knows no token, and learn one word.
+    if matches!(path, "/healthz" | "/readyz") {
+        return Ok(());
+    }
+    let field =
+        |name| headers.get(name).and_then(|value: &header::HeaderValue| value.to_str().ok());
+    let host = field(header::HOST);
+    if method != Method::GET
+        && method != Method::HEAD
+        && let Some(origin) = headers.get(header::ORIGIN)
+    {
+        let own = host.is_some_and(|host| {
+            let authority = origin.as_bytes().splitn(2, |&byte| byte == b'/').nth(1);
+            authority.is_some_and(|rest| rest.strip_prefix(b"/") == Some(host.as_bytes()))
+        });
+        if !own {
+            return Err((StatusCode::FORBIDDEN, "a page of another origin asked for this"));
+        }
+    }
+    match token {
+        Some(token) => {
+            let given = field(header::AUTHORIZATION).and_then(|value| {
+                let (scheme, given) = value.split_once(' ')?;
+                scheme.eq_ignore_ascii_case("bearer").then_some(given.trim())
+            });
+            if !given.is_some_and(|given| same(given, token)) {
+                return Err((StatusCode::UNAUTHORIZED, "the admin port wants its token"));
+            }
+        }
+        None if place == Place::Loopback && !host.is_none_or(names_this_machine) => {
+            return Err((StatusCode::FORBIDDEN, "this Host is not how loopback is called"));
+        }
+        None => {}
+    }
+    Ok(())
+}
+
+/// In a time that depends on no byte of either: digests are compared whole.
+fn same(given: &str, expected: &str) -> bool {
+    let (given, expected) = (Sha256::digest(given), Sha256::digest(expected));
+    let differing = given.iter().zip(&expected).fold(0, |differing, (a, b)| differing | (a ^ b));
+    std::hint::black_box(differing) == 0
+}
+
+/// An address, or `localhost`: what no foreign page's name can be.
+fn names_this_machine(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    bare.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
+}
+
+/// A bound admin listener, before it serves.
+#[derive(Debug)]
+pub enum Bound {
+    Tcp(std::net::TcpListener),
+    Unix(std::os::unix::net::UnixListener, std::path::PathBuf),
+}
+
+impl Bound {
+    /// Binds; a Unix socket that a dead process left behind is replaced.
+    ///
+    /// # Errors
+    /// The address is in use, not ours or not permitted.
+    pub fn new(listen: &AdminListen) -> io::Result<Bound> {
+        match listen {
+            AdminListen::Tcp(address) => {
+                let listener = std::net::TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                Ok(Bound::Tcp(listener))
+            }
+            AdminListen::Unix(path) => {
+                let path = std::path::PathBuf::from(path);
+                remove_stale(&path)?;
+                // Never reachable for others, not even between bind and chmod.
+                let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+                let listener = std::os::unix::net::UnixListener::bind(&path);
+                rustix::process::umask(before);
+                let listener = listener?;
+                listener.set_nonblocking(true)?;
+                Ok(Bound::Unix(listener, path))
+            }
+        }
+    }
+
+    pub fn place(&self) -> Place {
+        match self {
+            Bound::Unix(..) => Place::Unix,
+            Bound::Tcp(listener) => match listener.local_addr() {
+                Ok(address) if address.ip().to_canonical().is_loopback() => Place::Loopback,
+                _ => Place::Network,
+            },
+        }
+    }
+
+    /// Serves for as long as the runtime lives.
+    ///
+    /// # Errors
+    /// The listener cannot be handed to the runtime.
+    pub async fn serve(self, desk: Arc<Desk>) -> io::Result<()> {
+        let router = router(desk, self.place());
+        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        match self {
+            Bound::Tcp(listener) => {
+                let listener = TcpListener::from_std(listener)?;
+                axum::serve(Door { listener, room }, router).await
+            }
+            Bound::Unix(listener, path) => {
+                let listener = UnixListener::from_std(listener)?;
+                let _unlink = Unlink(path);
+                axum::serve(Door { listener, room }, router).await
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Bound::Tcp(listener) => match listener.local_addr() {
+                Ok(address) => write!(f, "http://{address}"),
+                Err(_) => f.write_str("http"),
+            },
+            Bound::Unix(_, path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Removes the socket at the end, so that the next start finds nothing stale.
+struct Unlink(std::path::PathBuf);
+
+impl Drop for Unlink {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn remove_stale(path: &std::path::Path) -> io::Result<()> {
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+        Ok(found) if !found.file_type().is_socket() => Err(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "there is a file of another kind at this path",
+        )),
+        Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
+            Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path)
+            }
+            Err(error) => Err(error),
+        },
+    }
+}
+
+/// Scrapers, dashboards and people; more wait in the backlog.
+const CONNECTIONS_MAX: usize = 64;
+
+/// A client that neither sends nor takes anything for so long is cut, so that it cannot keep a
+/// place for ever. Scrapers that come less often connect anew.
+const IDLE_MAX: Duration = Duration::from_secs(60);
+
+/// A listener that lets a bounded number in and watches that they move.
+struct Door<L> {
+    listener: L,
+    room: Arc<Semaphore>,
+}
+
+impl<L: axum::serve::Listener> axum::serve::Listener for Door<L> {
+    type Io = Visit<L::Io>;
+    type Addr = L::Addr;
+
+    async fn accept(&mut self) -> (Visit<L::Io>, L::Addr) {
+        // Closed never; without a permit the visitor would be let in unbounded, so none comes in.
+        let permit = match Arc::clone(&self.room).acquire_owned().await {
+            Ok(permit) => permit,
+            Err(_) => std::future::pending().await,
+        };
+        let (io, address) = self.listener.accept().await;
+        let patience = Box::pin(tokio::time::sleep(IDLE_MAX));
+        (Visit { io, patience, _permit: permit }, address)
+    }
+
+    fn local_addr(&self) -> io::Result<L::Addr> {
+        self.listener.local_addr()
+    }
+}
+
+/// One admin connection.
+struct Visit<Io> {
+    io: Io,
+    patience: Pin<Box<Sleep>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl<Io> Visit<Io> {
+    /// Passes `poll` on; progress renews the patience, and without it the connection ends.
+    fn watch<T>(&mut self, cx: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if poll.is_ready() {
+            self.patience.as_mut().reset(Instant::now() + IDLE_MAX);
+            return poll;
+        }
+        match self.patience.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<Io: AsyncRead + Unpin> AsyncRead for Visit<Io> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let poll = Pin::new(&mut self.io).poll_read(cx, buf);
+        self.watch(cx, poll)
+    }
+}
+
+impl<Io: AsyncWrite + Unpin> AsyncWrite for Visit<Io> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.io).poll_write(cx, bytes);
+        self.watch(cx, poll)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+/// From /proc: a few small reads, no directory of 100,000 descriptors where the kernel counts
+/// them itself (Linux 6.2).
+fn process(started: f64) -> Process {
+    let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    let resident_kib = std::fs::read_to_string("/proc/self/status").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    let counted = std::fs::metadata("/proc/self/fd").map_or(0, |fd| fd.len());
+    let open_fds = match counted {
+        0 => std::fs::read_dir("/proc/self/fd").map_or(0, |fds| fds.count() as u64),
+        counted => counted,
+    };
+    Process {
+        cpu_seconds: cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9,
+        resident_bytes: resident_kib.unwrap_or(0) * 1024,
+        open_fds,
+        max_fds: rustix::process::getrlimit(rustix::process::Resource::Nofile)
+            .current
+            .unwrap_or(u64::MAX),
+        start_unix_seconds: started,
+    }
+}
