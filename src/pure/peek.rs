@@ -1,0 +1,353 @@
+//! Fast reading of a small JSON text that lies in memory whole: what an event of a stream is read
+//! with.
+//!
+//! A [`Cursor`] moves over tokens and hands out slices; it allocates nothing and stops at the first
+//! thing that does not fit. It checks brackets, quotes, commas and colons, but not what it passes
+//! over: inside of a skipped value only brackets and quotes are looked at, and words, numbers,
+//! escapes and UTF-8 are taken as they come. That is enough to never mistake the inside of a string
+//! for anything else. What a client sends needs [`crate::pure::json`] instead, which checks every
+//! byte and can be resumed.
+
+use crate::pure::json;
+
+/// What is left of a JSON text that lies in memory whole.
+pub(crate) struct Cursor<'a> {
+    pub rest: &'a [u8],
+}
+
+/// A string as written, without its quotes.
+#[derive(Clone, Copy)]
+pub(crate) struct Text<'a> {
+    pub raw: &'a [u8],
+    pub escaped: bool,
+}
+
+impl Text<'_> {
+    /// Hands on the text itself; allocates only where it has escapes.
+    #[inline]
+    pub fn with<R>(self, then: impl FnOnce(&[u8]) -> R) -> R {
+        if self.escaped { then(&json::unescape(self.raw)) } else { then(self.raw) }
+    }
+
+    pub fn measure(self) -> (u64, u64) {
+        measure(self.raw, self.escaped)
+    }
+}
+
+impl<'a> Cursor<'a> {
+    pub const fn new(rest: &'a [u8]) -> Cursor<'a> {
+        Cursor { rest }
+    }
+
+    /// The next byte; zero, which no JSON text has between its tokens, at the end.
+    #[inline]
+    pub fn byte(&self) -> u8 {
+        self.rest.first().copied().unwrap_or(0)
+    }
+
+    #[inline]
+    pub fn step(&mut self) {
+        self.rest = self.rest.get(1..).unwrap_or_default();
+    }
+
+    #[inline]
+    pub fn space(&mut self) {
+        // Engines write none, so this is one comparison.
+        while let Some((b' ' | b'\t' | b'\n' | b'\r', behind)) = self.rest.split_first() {
+            self.rest = behind;
+        }
+    }
+
+    #[inline]
+    pub fn expect(&mut self, byte: u8) -> Option<()> {
+        let (&first, behind) = self.rest.split_first()?;
+        self.rest = behind;
+        (first == byte).then_some(())
+    }
+
+    /// Moves past what separates members or elements. `false`: the container ends here.
+    #[inline]
+    fn next(&mut self, fresh: bool, close: u8) -> Option<bool> {
+        self.space();
+        let (&first, behind) = self.rest.split_first()?;
+        if first == close {
+            self.rest = behind;
+            return Some(false);
+        }
+        if !fresh {
+            if first != b',' {
+                return None;
+            }
+            self.rest = behind;
+            self.space();
+        }
+        Some(true)
+    }
+
+    /// Moves to the value of the next member of an object and gives its name, or moves past the end
+    /// of the object. `fresh`: no member has been read yet.
+    #[inline]
+    pub fn member(&mut self, fresh: bool) -> Option<Option<Text<'a>>> {
+        if !self.next(fresh, b'}')? {
+            return Some(None);
+        }
+        let name = self.string()?;
+        self.space();
+        self.expect(b':')?;
+        self.space();
+        Some(Some(name))
+    }
+
+    /// Moves to the next element of an array, or past the end of the array: `false`.
+    #[inline]
+    pub fn element(&mut self, fresh: bool) -> Option<bool> {
+        self.next(fresh, b']')
+    }
+
+    #[inline]
+    pub fn string(&mut self) -> Option<Text<'a>> {
+        self.expect(b'"')?;
+        let mut len = quote_or_backslash(self.rest, 0)?;
+        let mut escaped = false;
+        while self.rest.get(len) != Some(&b'"') {
+            escaped = true;
+            len = quote_or_backslash(self.rest, len + 2)?;
+        }
+        let (raw, behind) = self.rest.split_at_checked(len)?;
+        self.rest = behind.get(1..)?;
+        Some(Text { raw, escaped })
+    }
+
+    /// Moves past any value and gives it as written.
+    pub fn value(&mut self) -> Option<&'a [u8]> {
+        let from = self.rest;
+        match self.byte() {
+            b'"' => {
+                self.string()?;
+            }
+            b'{' | b'[' => self.brackets()?,
+            b'-' | b'0'..=b'9' | b't' | b'f' | b'n' | b'N' | b'I' => {
+                // White space, a comma or a bracket ends it; what it is checked to be is up to the
+                // reader.
+                let ends = |&byte: &u8| byte <= b' ' || matches!(byte, b',' | b']' | b'}');
+                let len = from.iter().position(ends).unwrap_or(from.len());
+                self.rest = &from[len..];
+            }
+            _ => return None,
+        }
+        from.get(..from.len() - self.rest.len())
+    }
+
+    /// Moves past a container.
+    fn brackets(&mut self) -> Option<()> {
+        // One bit for each open container, set for an object; the innermost is the lowest.
+        let mut objects: u128 = 0;
+        let mut depth = 0;
+        loop {
+            self.rest = self.rest.get(bracket_or_quote(self.rest)?..)?;
+            match self.byte() {
+                b'"' => {
+                    self.string()?;
+                    continue;
+                }
+                open @ (b'{' | b'[') => {
+                    // Deeper than any response; a fault is better than a wrong reading.
+                    if depth == 128 {
+                        return None;
+                    }
+                    objects = objects << 1 | u128::from(open == b'{');
+                    depth += 1;
+                }
+                close => {
+                    if (objects & 1 == 1) != (close == b'}') {
+                        return None;
+                    }
+                    objects >>= 1;
+                    depth -= 1;
+                }
+            }
+            self.step();
+            if depth == 0 {
+                return Some(());
+            }
+        }
+    }
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+const HIGHS: u64 = 0x8080_8080_8080_8080;
+
+/// The high bit of each byte of `word` that is `byte`; bits above the lowest one may be wrong
+/// (Mycroft's zero-byte test borrows upwards).
+const fn same(word: u64, byte: u8) -> u64 {
+    let zeros = word ^ (ONES * byte as u64);
+    zeros.wrapping_sub(ONES) & !zeros & HIGHS
+}
+
+/// Index of the first quote or backslash at or after `at`. Strings in events are short, so eight
+/// bytes at a time beat a call into vector code.
+#[inline]
+fn quote_or_backslash(bytes: &[u8], at: usize) -> Option<usize> {
+    let mut rest = bytes.get(at..)?;
+    while let Some((lanes, behind)) = rest.split_first_chunk::<8>() {
+        let word = u64::from_le_bytes(*lanes);
+        let hits = same(word, b'"') | same(word, b'\\');
+        if hits != 0 {
+            return Some(bytes.len() - rest.len() + hits.trailing_zeros() as usize / 8);
+        }
+        rest = behind;
+        if bytes.len() - rest.len() - at >= 64 {
+            break;
+        }
+    }
+    let start = bytes.len() - rest.len();
+    memchr::memchr2(b'"', b'\\', rest).map(|n| start + n)
+}
+
+/// Length of the text up to the first quote that no backslash stands before, and whether it has
+/// escapes. `None` if there is none, or a control character, as a line end, comes before it.
+#[inline]
+pub(crate) fn text_len(bytes: &[u8]) -> Option<(usize, bool)> {
+    let mut escaped = false;
+    let mut rest = bytes;
+    loop {
+        let step = match rest.split_first_chunk::<8>() {
+            Some((lanes, behind)) => {
+                let word = u64::from_le_bytes(*lanes);
+                let controls = word.wrapping_sub(ONES * 0x20) & !word & HIGHS;
+                let hits = same(word, b'"') | same(word, b'\\') | controls;
+                if hits == 0 {
+                    rest = behind;
+                    continue;
+                }
+                hits.trailing_zeros() as usize / 8
+            }
+            None => rest.iter().position(|&byte| byte < b' ' || matches!(byte, b'"' | b'\\'))?,
+        };
+        rest = &rest[step..];
+        match rest {
+            [b'"', ..] => return Some((bytes.len() - rest.len(), escaped)),
+            [b'\\', second, behind @ ..] if *second >= b' ' => {
+                escaped = true;
+                rest = behind;
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// Distance to the first bracket of any kind or quote.
+fn bracket_or_quote(bytes: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    while let Some(lanes) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
+        let word = u64::from_le_bytes(*lanes);
+        // `[` and `]` differ from `{` and `}` in one bit.
+        let folded = word | (ONES * 0x20);
+        let hits = same(folded, b'{') | same(folded, b'}') | same(word, b'"');
+        if hits != 0 {
+            return Some(at + hits.trailing_zeros() as usize / 8);
+        }
+        at += 8;
+    }
+    let rest = bytes.get(at..).unwrap_or_default();
+    rest.iter().position(|byte| matches!(byte, b'{' | b'}' | b'[' | b']' | b'"')).map(|n| at + n)
+}
+
+/// UTF-8 characters: bytes that do not continue one.
+fn chars(bytes: &[u8]) -> u64 {
+    // Written so that the compiler makes vector code of it.
+    bytes
+        .chunks(255)
+        .map(|part| {
+            let starts = part.iter().fold(0u8, |sum, &byte| sum + u8::from(byte & 0xC0 != 0x80));
+            u64::from(starts)
+        })
+        .sum()
+}
+
+/// Bytes and characters of the UTF-8 text that a JSON string stands for, given without its quotes.
+#[inline]
+pub(crate) fn measure(raw: &[u8], escaped: bool) -> (u64, u64) {
+    if !escaped {
+        return (raw.len() as u64, chars(raw));
+    }
+    let mut measure = Measure::default();
+    measure.push(raw);
+    (measure.bytes, measure.chars)
+}
+
+/// The same for a string that may come in pieces.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Measure {
+    pub bytes: u64,
+    pub chars: u64,
+    escape: Escape,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Escape {
+    #[default]
+    None,
+    Backslash,
+    /// So many hexadecimal digits have come; their value.
+    Hex(u8, u16),
+}
+
+impl Measure {
+    pub fn push(&mut self, raw: &[u8]) {
+        let mut rest = raw;
+        while let Some((&byte, behind)) = rest.split_first() {
+            match self.escape {
+                Escape::None => {
+                    let plain = memchr::memchr(b'\\', rest).unwrap_or(rest.len());
+                    let (text, behind) = rest.split_at(plain);
+                    self.bytes += text.len() as u64;
+                    self.chars += chars(text);
+                    if behind.is_empty() {
+                        return;
+                    }
+                    self.escape = Escape::Backslash;
+                    rest = &behind[1..];
+                }
+                Escape::Backslash if byte == b'u' => {
+                    self.escape = Escape::Hex(0, 0);
+                    rest = behind;
+                }
+                Escape::Backslash => {
+                    self.add(1);
+                    rest = behind;
+                }
+                Escape::Hex(had, value) => match char::from(byte).to_digit(16) {
+                    Some(digit) => {
+                        // A digit is below sixteen.
+                        let value = value << 4 | digit as u16;
+                        self.escape = Escape::Hex(had + 1, value);
+                        if had == 3 {
+                            self.unit(value);
+                        }
+                        rest = behind;
+                    }
+                    // Malformed.
+                    None => self.unit(value),
+                },
+            }
+        }
+    }
+
+    /// A UTF-16 unit by its number. The first half of a pair counts for both.
+    fn unit(&mut self, value: u16) {
+        match value {
+            0..0x80 => self.add(1),
+            0x80..0x800 => self.add(2),
+            0xD800..0xDC00 => self.add(4),
+            0xDC00..0xE000 => self.escape = Escape::None,
+            _ => self.add(3),
+        }
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.chars += 1;
+        self.escape = Escape::None;
+    }
+}

@@ -1,0 +1,837 @@
+//! What a response says of itself: the tokens it used, the text it carries, whether it failed.
+//!
+//! One table ([`Role`], [`Slot`]) says which members of which dialect mean something: chat and text
+//! completions, the Responses API, Anthropic messages, embeddings and rerank, and the native
+//! endpoints of llama.cpp, TGI, Ollama and DashScope. Two readers use it: [`read`] walks a small
+//! document that lies in memory whole, for the events of a stream, and [`PlainScanner`] follows a
+//! body of any length as it arrives.
+//!
+//! Both are lenient where it cannot matter (control characters in strings, bytes that are not
+//! UTF-8), because a response is passed on as it is whatever we make of it. Neither looks inside a
+//! string, so text that merely looks like a usage report is never read as one.
+
+use crate::pure::json::{Kind, Mode, Span, WATCH_DEPTH_MAX, Walker, Watch};
+use crate::pure::peek::{Cursor, Measure};
+
+/// More tokens than one response can have; a larger number is a backend's mistake and is not
+/// believed. Small enough that sums of billions of responses, and prices, stay within 64 bits.
+pub const TOKENS_MAX: u64 = 1_000_000_000;
+
+/// The longest usage object, error or other wanted value that is kept while it arrives.
+const KEPT_BYTES_MAX: usize = 4 << 10;
+
+/// How many containers within one another are looked into, beside the document itself: enough for
+/// `choices[].delta.tool_calls[].function`.
+const OPEN_MAX: usize = WATCH_DEPTH_MAX - 1;
+
+/// Token counts as a backend reported them, with dialects made one: cached tokens are part of
+/// `prompt`, reasoning tokens are part of `completion`, and neither is ever larger than that.
+///
+/// `None` means that nothing was said, not zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt: Option<u64>,
+    pub completion: Option<u64>,
+    pub total: Option<u64>,
+    /// Part of `prompt` that came from a cache.
+    pub cached: Option<u64>,
+    /// Part of `completion` that was not shown as the answer.
+    pub reasoning: Option<u64>,
+    /// Some count was negative, fractional, above [`TOKENS_MAX`], of the wrong type, or at odds with
+    /// another one. What could not be believed is `None` or clamped.
+    pub odd: bool,
+}
+
+impl Usage {
+    /// Reads a usage object in any dialect. `None` if it is not an object or has no count that we
+    /// know. Costs one pass and no allocation.
+    ///
+    /// Names: OpenAI chat and completions (`prompt_tokens`, …), OpenAI Responses (`input_tokens`,
+    /// …), Anthropic (`input_tokens` without the cached ones, `cache_read_input_tokens`,
+    /// `cache_creation_input_tokens`), `total_tokens` alone as rerankers send it, and the places
+    /// where DeepSeek, Moonshot and SGLang put cached and reasoning tokens.
+    pub fn from_json(object: &[u8]) -> Option<Usage> {
+        let mut report = Report::default();
+        let mut cursor = Cursor::new(object);
+        cursor.space();
+        report.read(&mut cursor, Details::None)?;
+        cursor.space();
+        if cursor.rest.is_empty() { report.settle() } else { None }
+    }
+
+    /// Takes in a later report of the same response. Reports are running totals, so a number
+    /// replaces the earlier one and is never added to it; a number that is missing or smaller (a
+    /// late `null`, an Anthropic delta that repeats half of the start) leaves the earlier one.
+    pub fn absorb(&mut self, later: &Usage) {
+        // `None` is smaller than any `Some`.
+        self.prompt = self.prompt.max(later.prompt);
+        self.completion = self.completion.max(later.completion);
+        self.total = self.total.max(later.total);
+        self.cached = self.cached.max(later.cached);
+        self.reasoning = self.reasoning.max(later.reasoning);
+        self.odd |= later.odd;
+        self.clamp();
+    }
+
+    /// Prompt and completion tokens to charge for, if the report is enough to know both. One that is
+    /// missing follows from the total; a total alone, or a prompt without a completion whose total
+    /// says that there is none (embeddings, rerank), is all prompt.
+    pub fn charge(&self) -> Option<(u64, u64)> {
+        match (self.prompt, self.completion, self.total) {
+            (Some(prompt), Some(completion), _) => Some((prompt, completion)),
+            (Some(prompt), None, Some(total)) => Some((prompt, total.saturating_sub(prompt))),
+            (None, Some(completion), Some(total)) => {
+                Some((total.saturating_sub(completion), completion))
+            }
+            (None, None, Some(total)) => Some((total, 0)),
+            _ => None,
+        }
+    }
+
+    fn clamp(&mut self) {
+        if let (Some(cached), Some(prompt)) = (self.cached, self.prompt)
+            && cached > prompt
+        {
+            self.cached = Some(prompt);
+            self.odd = true;
+        }
+        if let (Some(reasoning), Some(completion)) = (self.reasoning, self.completion)
+            && reasoning > completion
+        {
+            self.reasoning = Some(completion);
+            self.odd = true;
+        }
+    }
+}
+
+/// Counts by the name they came under.
+#[derive(Default)]
+struct Report {
+    /// `prompt_tokens`: cached ones included.
+    prompt: Option<u64>,
+    completion: Option<u64>,
+    /// `input_tokens`: OpenAI includes the cached ones, Anthropic does not.
+    input: Option<u64>,
+    output: Option<u64>,
+    total: Option<u64>,
+    cached: Option<u64>,
+    reasoning: Option<u64>,
+    cache_read: Option<u64>,
+    cache_creation: Option<u64>,
+    odd: bool,
+}
+
+/// Whose details an inner object of a usage report holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Details {
+    None,
+    Prompt,
+    Completion,
+}
+
+impl Report {
+    fn read(&mut self, cursor: &mut Cursor<'_>, of: Details) -> Option<()> {
+        cursor.expect(b'{')?;
+        let mut fresh = true;
+        while let Some(key) = cursor.member(fresh)? {
+            fresh = false;
+            let (inner, field) = key.with(|name| self.place(of, name));
+            match (inner, field) {
+                // Details do not nest, so this goes one level deep.
+                (Some(inner), _) if cursor.byte() == b'{' => self.read(cursor, inner)?,
+                (_, Some(field)) => match count(cursor.value()?) {
+                    Count::Some(tokens) => *field = Some(tokens),
+                    Count::Absent => {}
+                    Count::Odd => self.odd = true,
+                },
+                _ => {
+                    cursor.value()?;
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// What a member means: an object of details, or a count.
+    fn place(&mut self, of: Details, key: &[u8]) -> (Option<Details>, Option<&mut Option<u64>>) {
+        let field = match (of, key) {
+            (Details::None, b"prompt_tokens") => &mut self.prompt,
+            (Details::None, b"completion_tokens") => &mut self.completion,
+            (Details::None, b"input_tokens") => &mut self.input,
+            (Details::None, b"output_tokens") => &mut self.output,
+            (Details::None, b"total_tokens") => &mut self.total,
+            (Details::None, b"cache_read_input_tokens") => &mut self.cache_read,
+            (Details::None, b"cache_creation_input_tokens") => &mut self.cache_creation,
+            (Details::None | Details::Prompt, b"cached_tokens")
+            | (Details::None, b"prompt_cache_hit_tokens") => &mut self.cached,
+            (Details::None | Details::Completion, b"reasoning_tokens") => &mut self.reasoning,
+            (Details::None, b"prompt_tokens_details" | b"input_tokens_details") => {
+                return (Some(Details::Prompt), None);
+            }
+            (Details::None, b"completion_tokens_details" | b"output_tokens_details") => {
+                return (Some(Details::Completion), None);
+            }
+            _ => return (None, None),
+        };
+        (None, Some(field))
+    }
+
+    fn settle(&self) -> Option<Usage> {
+        let mut prompt = self.prompt;
+        if prompt.is_none() {
+            prompt = self.input.map(|input| {
+                let apart = self.cache_read.unwrap_or(0) + self.cache_creation.unwrap_or(0);
+                let included = self.total == Some(input + self.output.unwrap_or(0));
+                if included { input } else { input + apart }
+            });
+        }
+        let mut completion = self.completion.or(self.output);
+        // Some vendors count reasoning beside the completion; only then does the total say so.
+        if let (Some(in_), Some(out), Some(reasoning), Some(total)) =
+            (prompt, completion, self.reasoning, self.total)
+            && reasoning > 0
+            && total == in_ + out + reasoning
+        {
+            completion = Some(out + reasoning);
+        }
+        let mut usage = Usage {
+            prompt,
+            completion,
+            total: self.total,
+            cached: self.cached.or(self.cache_read),
+            reasoning: self.reasoning,
+            odd: self.odd,
+        };
+        let parts = usage.prompt.unwrap_or(0) + usage.completion.unwrap_or(0);
+        usage.odd |= usage.total.is_some_and(|total| total < parts);
+        usage.clamp();
+        (usage != Usage::default()).then_some(usage)
+    }
+}
+
+enum Count {
+    Some(u64),
+    /// `null`.
+    Absent,
+    Odd,
+}
+
+fn count(value: &[u8]) -> Count {
+    match whole(value) {
+        Some(tokens) if tokens <= TOKENS_MAX => Count::Some(tokens),
+        None if value == b"null" => Count::Absent,
+        _ => Count::Odd,
+    }
+}
+
+/// A non-negative whole number below 10^18, written with digits only.
+fn whole(token: &[u8]) -> Option<u64> {
+    if token.is_empty() || token.len() > 18 {
+        return None;
+    }
+    token.iter().try_fold(0, |sum: u64, &byte| {
+        let digit = byte.wrapping_sub(b'0');
+        // At most eighteen digits, so this stays below 2^64.
+        (digit < 10).then(|| sum * 10 + u64::from(digit))
+    })
+}
+
+/// What a response, or one event of it, was found to say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gist {
+    pub usage: Option<Usage>,
+    /// The usage stands at top level, as in OpenAI's extra chunk.
+    pub usage_top: bool,
+    /// Elements of `choices`.
+    pub choices: u32,
+    /// Choices by their index, modulo 128, and those of them that say why they ended.
+    pub seen: u128,
+    pub finished: u128,
+    /// Choices, or other deltas, that carry content.
+    pub said: u32,
+    /// Unescaped UTF-8 bytes and characters of generated text.
+    pub text_bytes: u64,
+    pub text_chars: u64,
+    /// Pieces that the text comes in, and where in the document the last one lies.
+    pub texts: u32,
+    pub text_span: Span,
+    /// Generated tokens, where the engine lists them one by one.
+    pub listed: u32,
+    pub error: bool,
+    /// The member `type`.
+    pub event: Type,
+    /// A native endpoint says that this is the end.
+    pub stop: bool,
+    /// Native endpoints give counts as plain members.
+    prompt: Option<u64>,
+    made: Option<u64>,
+    /// State of the choice (or the whole document) that is being read.
+    here: bool,
+    index: u32,
+    finish: bool,
+}
+
+/// The `type` of an event in the dialects that have one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Type {
+    #[default]
+    None,
+    Error,
+    /// `response.failed`.
+    Failed,
+    /// The last event of a response.
+    Last,
+    /// The audio itself, not its transcript: its `delta` is no text.
+    Audio,
+    Other,
+}
+
+impl Type {
+    pub fn named(name: &[u8]) -> Type {
+        match name {
+            b"" => Type::None,
+            b"error" => Type::Error,
+            b"message_stop"
+            | b"response.completed"
+            | b"response.incomplete"
+            | b"response.cancelled" => Type::Last,
+            b"response.failed" => Type::Failed,
+            b"response.audio.delta" | b"response.output_audio.delta" => Type::Audio,
+            _ => Type::Other,
+        }
+    }
+}
+
+/// A container whose members mean something. Lists are roles of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Top,
+    Choices,
+    Choice,
+    /// `delta` or `message` of a choice, `delta` of an event, `token` of TGI.
+    Delta,
+    /// Something generated with inner structure: content parts, tool calls, output items.
+    Words,
+    WordList,
+    /// `response` or `message` of an event, `message` of Ollama.
+    Reply,
+    /// Anthropic's `content_block`.
+    Block,
+    /// DashScope's `output`.
+    Output,
+    Pass,
+}
+
+/// What a value means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slot {
+    Pass,
+    Choices,
+    Choice,
+    Delta,
+    /// Generated text, or a structure of it.
+    Text,
+    /// Generated, but not text.
+    Mark,
+    Finish,
+    Index,
+    Listed,
+    Usage,
+    UsageTop,
+    Type,
+    Object,
+    Error,
+    Reply,
+    Message,
+    Block,
+    Output,
+    Prompt,
+    Made,
+    Stop,
+}
+
+impl Role {
+    const fn is_list(self) -> bool {
+        matches!(self, Role::Choices | Role::WordList)
+    }
+
+    const fn element(self) -> Slot {
+        match self {
+            Role::Choices => Slot::Choice,
+            // A string in a list is a label more often than text.
+            Role::WordList => Slot::Text,
+            _ => Slot::Pass,
+        }
+    }
+
+    fn member(self, key: &[u8]) -> Slot {
+        match self {
+            Role::Top => match key {
+                b"choices" => Slot::Choices,
+                b"usage" => Slot::UsageTop,
+                b"type" => Slot::Type,
+                b"object" => Slot::Object,
+                b"error" => Slot::Error,
+                b"delta" | b"token" => Slot::Delta,
+                b"response" => Slot::Reply,
+                b"message" => Slot::Message,
+                b"content" => Slot::Text,
+                b"content_block" => Slot::Block,
+                b"output" => Slot::Output,
+                b"tokens_evaluated" | b"prompt_eval_count" => Slot::Prompt,
+                b"tokens_predicted" | b"eval_count" => Slot::Made,
+                b"stop" | b"done" | b"generated_text" => Slot::Stop,
+                _ => Slot::Pass,
+            },
+            Role::Choice => match key {
+                b"delta" | b"message" => Slot::Delta,
+                b"index" => Slot::Index,
+                b"finish_reason" => Slot::Finish,
+                b"text" => Slot::Text,
+                b"token_ids" => Slot::Listed,
+                b"usage" => Slot::Usage,
+                _ => Slot::Pass,
+            },
+            Role::Delta => match key {
+                b"content" | b"reasoning_content" | b"reasoning" | b"refusal" | b"tool_calls"
+                | b"function_call" | b"text" | b"thinking" | b"partial_json" => Slot::Text,
+                b"audio" | b"images" | b"reasoning_details" => Slot::Mark,
+                b"stop_reason" => Slot::Finish,
+                _ => Slot::Pass,
+            },
+            Role::Words => match key {
+                b"text" | b"arguments" | b"name" | b"content" | b"function" | b"summary"
+                | b"thinking" | b"refusal" | b"reasoning" | b"custom" | b"input" => Slot::Text,
+                _ => Slot::Pass,
+            },
+            Role::Reply => match key {
+                b"usage" => Slot::Usage,
+                b"error" => Slot::Error,
+                b"content" | b"thinking" | b"tool_calls" => Slot::Text,
+                _ => Slot::Pass,
+            },
+            Role::Block => match key {
+                b"name" | b"text" | b"thinking" => Slot::Text,
+                _ => Slot::Pass,
+            },
+            Role::Output => match key {
+                b"choices" => Slot::Choices,
+                b"text" => Slot::Text,
+                b"finish_reason" => Slot::Finish,
+                _ => Slot::Pass,
+            },
+            Role::Choices | Role::WordList | Role::Pass => Slot::Pass,
+        }
+    }
+}
+
+impl Slot {
+    /// The role of a container that stands here; `None` if its inside is of no interest.
+    const fn opens(self, object: bool) -> Option<Role> {
+        match (self, object) {
+            (Slot::Choices, false) => Some(Role::Choices),
+            (Slot::Choice, true) => Some(Role::Choice),
+            (Slot::Delta, true) => Some(Role::Delta),
+            (Slot::Text, true) => Some(Role::Words),
+            (Slot::Text | Slot::Output, false) => Some(Role::WordList),
+            (Slot::Reply | Slot::Message, true) => Some(Role::Reply),
+            (Slot::Block, true) => Some(Role::Block),
+            (Slot::Output, true) => Some(Role::Output),
+            _ => None,
+        }
+    }
+
+    /// Whether a string here is generated text, for its length.
+    const fn is_text(self) -> bool {
+        matches!(self, Slot::Text | Slot::Delta | Slot::Reply)
+    }
+
+    /// Whether a value here is read once it is complete.
+    const fn is_kept(self) -> bool {
+        !matches!(self, Slot::Pass | Slot::Choice | Slot::Choices | Slot::Message)
+            && !self.is_text()
+    }
+}
+
+impl Gist {
+    /// A value starts in a container of this role.
+    fn begin(&mut self, parent: Role) {
+        if parent == Role::Choices {
+            self.choices = self.choices.saturating_add(1);
+        }
+    }
+
+    fn enter(&mut self, parent: Role, inner: Role) {
+        if inner == Role::Choice {
+            self.flush();
+            (self.index, self.finish) = (0, false);
+        }
+        // One part of a list, as a tool call's first piece, is content even before it has text.
+        self.here |= parent == Role::WordList;
+    }
+
+    fn leave(&mut self, role: Role) {
+        if role == Role::Choice {
+            let bit = 1 << (self.index % 128);
+            self.seen |= bit;
+            self.finished |= if self.finish { bit } else { 0 };
+            self.finish = false;
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        self.said = self.said.saturating_add(u32::from(self.here));
+        self.here = false;
+    }
+
+    fn text(&mut self, (bytes, chars): (u64, u64), span: Span) {
+        self.text_bytes = self.text_bytes.saturating_add(bytes);
+        self.text_chars = self.text_chars.saturating_add(chars);
+        if bytes > 0 {
+            self.here = true;
+            self.texts = self.texts.saturating_add(1);
+            self.text_span = span;
+        }
+    }
+
+    /// A string that is no text; `raw` is as written, without its quotes.
+    fn string(&mut self, slot: Slot, raw: &[u8]) {
+        match slot {
+            Slot::Finish => self.finish |= !raw.is_empty() && raw != b"null",
+            Slot::Type => self.event = Type::named(raw),
+            Slot::Object => self.error |= raw == b"error",
+            Slot::Error => self.error |= !raw.is_empty(),
+            Slot::Stop => self.stop = true,
+            _ => {}
+        }
+    }
+
+    /// A container as written whose inside was not walked.
+    fn container(&mut self, slot: Slot, whole: &[u8]) {
+        let object = whole.first() == Some(&b'{');
+        let inside = whole.get(1..whole.len().saturating_sub(1)).unwrap_or_default().trim_ascii();
+        match slot {
+            Slot::Usage | Slot::UsageTop if object => {
+                if let Some(usage) = Usage::from_json(whole) {
+                    self.usage = Some(usage);
+                    self.usage_top = slot == Slot::UsageTop;
+                }
+            }
+            Slot::Error => self.error |= object && !inside.is_empty(),
+            Slot::Mark => self.here |= !inside.is_empty(),
+            Slot::Listed if !inside.is_empty() => {
+                // Bounded by the length of an event, or by what is kept of a body.
+                let commas = inside.iter().filter(|&&byte| byte == b',').count() as u32;
+                self.listed = self.listed.saturating_add(commas.saturating_add(1));
+            }
+            _ => {}
+        }
+    }
+
+    /// A number, `true`, `false` or `null`.
+    fn scalar(&mut self, slot: Slot, token: &[u8]) {
+        let number = || whole(token).filter(|&number| number <= TOKENS_MAX);
+        match slot {
+            // The modulus comes later; an index that is no index counts as zero.
+            Slot::Index => self.index = number().unwrap_or(0) as u32,
+            Slot::Prompt => self.prompt = number(),
+            Slot::Made => self.made = number(),
+            Slot::Stop => self.stop |= token == b"true",
+            _ => {}
+        }
+    }
+
+    /// The document is complete.
+    fn close(&mut self) {
+        if self.finish {
+            // A reason outside of any choice ends the only answer there is.
+            self.seen |= 1;
+            self.finished |= 1;
+        }
+        self.flush();
+        if self.event == Type::Audio {
+            (self.text_bytes, self.text_chars) = (0, 0);
+        }
+        if self.usage.is_none() && (self.prompt.is_some() || self.made.is_some()) {
+            let (prompt, completion) = (self.prompt, self.made);
+            self.usage = Some(Usage { prompt, completion, ..Usage::default() });
+        }
+    }
+}
+
+/// Walks a whole document that is an object. `None` if it is no object, is cut, or its brackets,
+/// quotes, commas and colons do not fit; the inside of values that mean nothing is checked for
+/// brackets and quotes only. One pass, no allocation.
+pub(crate) fn read(document: &[u8]) -> Option<Gist> {
+    let mut gist = Gist::default();
+    let mut cursor = Cursor::new(document);
+    cursor.space();
+    cursor.expect(b'{')?;
+    let mut outer = [Role::Top; OPEN_MAX];
+    let mut depth = 0;
+    let mut role = Role::Top;
+    let mut fresh = true;
+    loop {
+        let slot = if role.is_list() {
+            cursor.element(fresh)?.then(|| role.element())
+        } else {
+            cursor.member(fresh)?.map(|key| key.with(|name| role.member(name)))
+        };
+        fresh = false;
+        let Some(slot) = slot else {
+            gist.leave(role);
+            if depth == 0 {
+                break;
+            }
+            depth -= 1;
+            role = outer[depth];
+            continue;
+        };
+        gist.begin(role);
+        match cursor.byte() {
+            b'"' => {
+                let text = cursor.string()?;
+                if slot.is_text() {
+                    if role != Role::WordList {
+                        let end = document.len() - cursor.rest.len() - 1;
+                        gist.text(text.measure(), Span { start: end - text.raw.len(), end });
+                    }
+                } else {
+                    gist.string(slot, text.raw);
+                }
+            }
+            open @ (b'{' | b'[') => match slot.opens(open == b'{') {
+                Some(inner) if depth < OPEN_MAX => {
+                    gist.enter(role, inner);
+                    outer[depth] = role;
+                    depth += 1;
+                    role = inner;
+                    fresh = true;
+                    cursor.step();
+                }
+                _ => gist.container(slot, cursor.value()?),
+            },
+            _ => gist.scalar(slot, cursor.value()?),
+        }
+    }
+    cursor.space();
+    gist.close();
+    cursor.rest.is_empty().then_some(gist)
+}
+
+/// Follows a JSON response body of any length as it arrives, and never fails: a body that is no
+/// JSON yields nothing, and a broken one what it held before it broke.
+///
+/// Costs one strict pass over the body and no memory beyond some hundred bytes and what is kept of
+/// the usage object (4 KiB at most). Not for event streams: see [`crate::pure::sse::Scanner`].
+#[derive(Clone, Debug)]
+pub struct PlainScanner {
+    walker: Walker,
+    found: Finder,
+}
+
+/// What a plain response was found to say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Plain {
+    pub usage: Option<Usage>,
+    /// The body has a top-level `error` that is an object or a text, or says that it is an error.
+    pub error: bool,
+    /// Unescaped UTF-8 bytes of generated text, and its characters: for estimates.
+    pub text_bytes: u64,
+    pub text_chars: u64,
+    /// The body is one JSON object from end to end.
+    pub whole: bool,
+}
+
+impl Default for PlainScanner {
+    fn default() -> PlainScanner {
+        PlainScanner::new()
+    }
+}
+
+impl PlainScanner {
+    pub fn new() -> PlainScanner {
+        PlainScanner { walker: Walker::new(Mode::Lenient), found: Finder::default() }
+    }
+
+    /// Takes the next bytes of the body.
+    pub fn push(&mut self, bytes: &[u8]) {
+        let base = self.walker.offset();
+        let mut finding = Finding { found: &mut self.found, bytes, base };
+        // A fault means that there is nothing more to find.
+        if self.walker.push(bytes, &mut finding).is_ok() {
+            finding.pause();
+        }
+    }
+
+    /// No more bytes come.
+    pub fn finish(mut self) -> Plain {
+        let whole = self.close();
+        let Gist { usage, error, text_bytes, text_chars, .. } = self.found.gist;
+        Plain { usage, error, text_bytes, text_chars, whole }
+    }
+
+    /// As [`PlainScanner::finish`]; `None` unless the document is a whole object, as [`read`] has it.
+    pub(crate) fn gist(mut self) -> Option<Gist> {
+        self.close().then_some(self.found.gist)
+    }
+
+    fn close(&mut self) -> bool {
+        let base = self.walker.offset();
+        let mut finding = Finding { found: &mut self.found, bytes: &[], base };
+        let whole = self.walker.finish(&mut finding).is_ok();
+        self.found.gist.close();
+        whole && self.found.roles[0] == Role::Top
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Finder {
+    gist: Gist,
+    /// Roles of the open containers, the document's first.
+    roles: [Role; WATCH_DEPTH_MAX + 1],
+    /// What the member whose name came last means.
+    slot: Slot,
+    wanted: Wanted,
+    measure: Measure,
+    kept: Vec<u8>,
+}
+
+/// The value in progress whose bytes are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    Nothing,
+    /// The length of a string.
+    Length {
+        start: usize,
+    },
+    /// A value at this depth, to be read when it is complete.
+    Whole {
+        slot: Slot,
+        depth: usize,
+        start: usize,
+    },
+}
+
+impl Default for Finder {
+    fn default() -> Finder {
+        Finder {
+            gist: Gist::default(),
+            roles: [Role::Pass; WATCH_DEPTH_MAX + 1],
+            slot: Slot::Pass,
+            wanted: Wanted::Nothing,
+            measure: Measure::default(),
+            kept: Vec::new(),
+        }
+    }
+}
+
+struct Finding<'a> {
+    found: &'a mut Finder,
+    /// This push.
+    bytes: &'a [u8],
+    /// Offset of its first byte in the document.
+    base: usize,
+}
+
+impl Finding<'_> {
+    fn keep(&mut self, start: usize, end: usize) {
+        let from = start.saturating_sub(self.base);
+        let part = self.bytes.get(from..end.saturating_sub(self.base)).unwrap_or_default();
+        let room = KEPT_BYTES_MAX.saturating_sub(self.found.kept.len());
+        self.found.kept.extend_from_slice(&part[..part.len().min(room)]);
+    }
+
+    /// The push ends, perhaps within a wanted value.
+    fn pause(&mut self) {
+        let end = self.base + self.bytes.len();
+        match self.found.wanted {
+            Wanted::Nothing => {}
+            Wanted::Length { start } => {
+                let from = start.saturating_sub(self.base);
+                self.found.measure.push(self.bytes.get(from..).unwrap_or_default());
+            }
+            Wanted::Whole { start, .. } => self.keep(start, end),
+        }
+    }
+
+    fn parent(&self, depth: usize) -> Role {
+        depth.checked_sub(1).map_or(Role::Pass, |outer| self.found.roles[outer])
+    }
+}
+
+impl Watch for Finding<'_> {
+    const DEPTH: usize = WATCH_DEPTH_MAX;
+
+    fn key(&mut self, depth: usize, key: Option<&[u8]>, _: Span) {
+        self.found.slot = self.parent(depth).member(key.unwrap_or_default());
+    }
+
+    fn begin(&mut self, depth: usize, kind: Kind, start: usize) {
+        let parent = self.parent(depth);
+        if depth > 0 && parent == Role::Pass {
+            self.found.roles[depth] = Role::Pass;
+            return;
+        }
+        let slot = if parent.is_list() { parent.element() } else { self.found.slot };
+        self.found.gist.begin(parent);
+        let object = kind == Kind::Object;
+        let opened = match kind {
+            Kind::Object | Kind::Array if depth == 0 => object.then_some(Role::Top),
+            Kind::Object | Kind::Array if depth <= OPEN_MAX => slot.opens(object),
+            _ => None,
+        };
+        self.found.roles[depth] = opened.unwrap_or(Role::Pass);
+        if let Some(inner) = opened {
+            self.found.gist.enter(parent, inner);
+        } else if depth == 0 {
+            // A document that is no object says nothing.
+        } else if kind == Kind::String && slot.is_text() {
+            if parent != Role::WordList {
+                self.found.measure = Measure::default();
+                self.found.wanted = Wanted::Length { start: start + 1 };
+            }
+        } else if slot.is_kept() {
+            self.found.kept.clear();
+            self.found.wanted = Wanted::Whole { slot, depth, start };
+        }
+    }
+
+    fn end(&mut self, depth: usize, kind: Kind, span: Span) {
+        match self.found.wanted {
+            Wanted::Length { start } => {
+                let from = start.saturating_sub(self.base);
+                let to = (span.end - 1).saturating_sub(self.base);
+                self.found.measure.push(self.bytes.get(from..to).unwrap_or_default());
+                let Measure { bytes, chars, .. } = self.found.measure;
+                self.found.gist.text((bytes, chars), Span { start, end: span.end - 1 });
+                self.found.wanted = Wanted::Nothing;
+            }
+            Wanted::Whole { slot, depth: wanted, start } if wanted == depth => {
+                self.keep(start, span.end);
+                let Finder { gist, kept, .. } = &mut *self.found;
+                match kind {
+                    Kind::Object | Kind::Array => gist.container(slot, kept),
+                    Kind::String => {
+                        gist.string(
+                            slot,
+                            kept.get(1..kept.len().saturating_sub(1)).unwrap_or_default(),
+                        );
+                    }
+                    _ => gist.scalar(slot, kept),
+                }
+                self.found.wanted = Wanted::Nothing;
+            }
+            _ => {
+                let role = self.found.roles[depth];
+                if matches!(kind, Kind::Object | Kind::Array) && role != Role::Pass {
+                    self.found.gist.leave(role);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
