@@ -29,6 +29,8 @@ pub use problem::{Notice, Problem, Severity, summary};
 pub use terms::*;
 
 use crate::pure::board::{BackendRow, Registry, TenantRow};
+use crate::pure::fields::Forward;
+use crate::pure::h1::BasePath;
 use crate::pure::units::{BackendId, KeyId, ModelId, NanoUsd, PoolId, RouteId, Series, TenantId};
 
 /// Fields that are read and checked and then not acted on by this version. Whoever builds one of
@@ -156,18 +158,11 @@ impl Plan {
         registry: &mut Registry,
     ) -> Result<Plan, Vec<Problem>> {
         let mut problems = Vec::new();
-        let Some(root) = tree::parse(text, &mut problems) else {
-            return Err(problems);
-        };
-        let mut reader = read::Reader {
-            env,
-            files,
-            not_yet: NOT_YET,
-            problems,
-            notices: Vec::new(),
-            owner: None,
-        };
-        let plan = spec::read(&mut reader, &root)
+        let root = tree::parse(text, &mut problems);
+        let mut reader = read::Reader::new(env, files, NOT_YET, problems);
+        let plan = root
+            .as_ref()
+            .and_then(|root| spec::read(&mut reader, root))
             .and_then(|spec| check::plan(&mut reader, spec, digest(text), registry));
         let mut problems = reader.problems;
         problems.sort_by_key(|problem| (problem.line, problem.column));
@@ -365,8 +360,8 @@ pub struct Pool {
     pub max: usize,
     /// How long a request waits for a connection when `max` are busy.
     pub wait: Duration,
-    /// Lowercase names of client fields that pass beside the usual ones.
-    pub forward: Vec<Box<str>>,
+    /// Client fields that pass beside the usual ones.
+    pub forward: Forward,
     pub breaker: Option<Breaker>,
     pub health: Option<Health>,
     pub scrape: Option<Scrape>,
@@ -397,8 +392,8 @@ pub struct Backend {
     pub port: u16,
     /// The `Host` field: the authority as the URL writes it.
     pub host_header: Box<str>,
-    /// "" or "/base": what comes before `/v1/...`. A trailing `/v1` or `/` of the URL is gone.
-    pub base_path: Box<str>,
+    /// What the URL puts before the client's path; `/v1`, `/v1/`, `/` and nothing are the same.
+    pub base_path: BasePath,
     /// 0 gets nothing.
     pub weight: u32,
     /// The value of `Authorization`, ready to copy: `Bearer ...`.

@@ -7,7 +7,7 @@ use foldhash::fast::FixedState;
 
 use super::problem::{Severity, nearest, suggest};
 use super::read::{Named, Reader};
-use super::spec::{ModelSpec, Over, RouteSpec, Spec, TenantSpec};
+use super::spec::{EVERY_NAME, ModelSpec, Over, RouteSpec, Spec, TenantSpec};
 use super::tree::Pos;
 use super::{
     Backend, Budget, Canary, Candidate, Fallback, Fleet, Key, Lookup, Model, OverBudget, Pattern,
@@ -109,9 +109,14 @@ fn unique<'n>(r: &mut Reader<'_>, kind: &'static str, names: impl Iterator<Item 
 }
 
 /// The index of a name that must exist.
-fn find(r: &mut Reader<'_>, kind: &str, known: &Map<&str, usize>, at: &Named) -> Option<usize> {
+fn find(
+    r: &mut Reader<'_>,
+    kind: &'static str,
+    known: &Map<&str, usize>,
+    at: &Named,
+) -> Option<usize> {
     let found = known.get(at.name.as_str()).copied();
-    if found.is_none() {
+    if found.is_none() && !failed(r, kind, &at.name) {
         let mut names: Vec<&str> = known.keys().copied().collect();
         names.sort_unstable();
         let hint = suggest(&at.name, names)
@@ -119,6 +124,11 @@ fn find(r: &mut Reader<'_>, kind: &str, known: &Map<&str, usize>, at: &Named) ->
         r.problem(at.pos, &at.path, format!("there is no {kind} `{}`", at.name), Some(hint));
     }
     found
+}
+
+fn failed(r: &Reader<'_>, kind: &'static str, name: &str) -> bool {
+    let counts = |failed: &str| failed == name || failed == EVERY_NAME;
+    r.failed.iter().any(|(other, failed)| *other == kind && counts(failed))
 }
 
 /// Every model by every name that clients may use.
@@ -175,7 +185,7 @@ impl Models {
     /// A model that must exist, by name or alias.
     fn find(&self, r: &mut Reader<'_>, at: &Named) -> Option<ModelId> {
         let found = self.by_name.get(at.name.as_str()).copied();
-        if found.is_none() {
+        if found.is_none() && !failed(r, "model", &at.name) {
             let mut names: Vec<&str> = self.by_name.keys().map(AsRef::as_ref).collect();
             names.sort_unstable();
             let hint = suggest(&at.name, names);
@@ -342,7 +352,7 @@ fn known_version(r: &mut Reader<'_>, spec: &Spec, pool: usize, at: &Named) -> bo
         spec.pools[pool].backends.iter().filter_map(|b| b.version.as_deref()).collect();
     versions.sort_unstable();
     versions.dedup();
-    let known = versions.contains(&at.name.as_str());
+    let known = spec.pools[pool].partial || versions.contains(&at.name.as_str());
     if !known {
         let pool = &spec.pools[pool].at.name;
         let message = format!("no backend of pool `{pool}` has version `{}`", at.name);
@@ -384,7 +394,7 @@ fn candidates(
         .filter(|&(_, &weight)| weight > 0)
         .map(|(index, &weight)| Candidate { backend: BackendId(id(offset + index)), weight })
         .collect();
-    if candidates.is_empty() && all_known && !backends.is_empty() {
+    if candidates.is_empty() && all_known && !backends.is_empty() && !spec.pools[pool].partial {
         let name = &route.pool.name;
         let message = if route.weights.is_empty() {
             format!("every backend of pool `{name}` has weight 0, so nothing could be sent")

@@ -152,7 +152,8 @@ pub(super) fn nearest<'a>(wrong: &str, known: impl Iterator<Item = &'a str>) -> 
     let plain = |word: &str| word.to_ascii_lowercase().replace('_', "-");
     let wrong = plain(wrong);
     known
-        .filter(|word| word.len() <= LENGTH_MAX)
+        // Cheap first: there may be thousands, and the distance is no less than this difference.
+        .filter(|word| word.len() <= LENGTH_MAX && word.len().abs_diff(wrong.len()) <= 12)
         .filter_map(|word| {
             let distance = edits(&wrong, &plain(word));
             (distance <= word.chars().count().div_ceil(3).min(4)).then_some((distance, word))

@@ -14,13 +14,17 @@ use crate::pure::units::NanoUsd;
 
 /// What reading has found so far, and where values may come from.
 pub(super) struct Reader<'a> {
-    pub env: &'a dyn Fn(&str) -> Option<String>,
-    pub files: &'a dyn Fn(&str) -> Result<String, String>,
-    pub not_yet: &'a [NotYet],
+    env: &'a dyn Fn(&str) -> Option<String>,
+    files: &'a dyn Fn(&str) -> Result<String, String>,
+    not_yet: &'static [NotYet],
     pub problems: Vec<Problem>,
     pub notices: Vec<Notice>,
     /// The route, model or so that is being read: problems belong to it.
-    pub owner: Option<(&'static str, String)>,
+    owner: Option<(&'static str, String)>,
+    /// Kind and name of what exists and could not be read: a reference to it is no second problem.
+    pub failed: Vec<(&'static str, String)>,
+    /// The notice for each shape of field that this version does not act on.
+    unbuilt: Vec<(&'static str, usize)>,
 }
 
 /// A node and its place in the schema.
@@ -142,7 +146,7 @@ impl<'a> Fields<'a> {
 
     fn report_unknown(&self, r: &mut Reader<'a>) {
         for entry in self.entries {
-            if !self.known.contains(&entry.key.as_str()) {
+            if !self.known.contains(&entry.key.as_str()) && !r.full() {
                 let path = self.item.member(&entry.key, &entry.key, &entry.node).path;
                 let hint = suggest(&entry.key, self.known.iter().copied());
                 r.problem(
@@ -157,7 +161,28 @@ impl<'a> Fields<'a> {
 }
 
 impl<'a> Reader<'a> {
+    pub(super) fn new(
+        env: &'a dyn Fn(&str) -> Option<String>,
+        files: &'a dyn Fn(&str) -> Result<String, String>,
+        not_yet: &'static [NotYet],
+        problems: Vec<Problem>,
+    ) -> Reader<'a> {
+        Reader {
+            env,
+            files,
+            not_yet,
+            problems,
+            notices: Vec::new(),
+            owner: None,
+            failed: Vec::new(),
+            unbuilt: Vec::new(),
+        }
+    }
+
     pub(super) fn problem(&mut self, pos: Pos, path: &str, message: String, hint: Option<String>) {
+        if self.full() {
+            return;
+        }
         self.problems.push(Problem {
             line: pos.line,
             column: pos.column,
@@ -168,12 +193,22 @@ impl<'a> Reader<'a> {
         });
     }
 
+    /// No more than this many are reported: nobody reads on, and a suggestion costs a search.
+    fn full(&self) -> bool {
+        const PROBLEMS_MAX: usize = 500;
+        self.problems.len() >= PROBLEMS_MAX
+    }
+
     /// Something wrong with an item's value.
     pub(super) fn wrong(&mut self, item: &Item<'a>, message: String, hint: Option<String>) {
         self.problem(item.pos(), &item.path, message, hint);
     }
 
     pub(super) fn notice(&mut self, pos: Pos, path: &str, message: String, severity: Severity) {
+        const NOTICES_MAX: usize = 200;
+        if self.notices.len() >= NOTICES_MAX {
+            return;
+        }
         self.notices.push(Notice {
             line: pos.line,
             column: pos.column,
@@ -193,9 +228,15 @@ impl<'a> Reader<'a> {
             return;
         }
         let message = format!("`{}` is {}", last_word(unbuilt.shape), unbuilt.message);
-        match self.notices.iter_mut().find(|notice| notice.message == message) {
-            Some(notice) => notice.places += 1,
-            None => self.notice(pos, &item.path, message, unbuilt.severity),
+        match self.unbuilt.iter().find(|(shape, _)| *shape == unbuilt.shape) {
+            Some(&(_, first)) => self.notices[first].places += 1,
+            None => {
+                let place = self.notices.len();
+                self.notice(pos, &item.path, message, unbuilt.severity);
+                if self.notices.len() > place {
+                    self.unbuilt.push((unbuilt.shape, place));
+                }
+            }
         }
     }
 

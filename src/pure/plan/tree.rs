@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use foldhash::fast::FixedState;
 use serde_saphyr::granit_parser::{
     ErrorKind, Event, Options, Parser, ScalarStyle, ScanError, Span, Tag,
 };
@@ -98,11 +99,11 @@ pub(super) fn parse(text: &str, problems: &mut Vec<Problem>) -> Option<Node> {
     options.simple_key_max_lookahead = 64 << 10;
     options.disallow_directives = true;
     let mut builder =
-        Builder { problems, open: Vec::new(), anchors: HashMap::new(), aliased: 0, root: None };
+        Builder { problems, open: Vec::new(), anchors: HashMap::default(), aliased: 0, root: None };
     for event in Parser::new_from_str_with_options(text, options) {
         let step = match event {
             Ok((event, span)) => builder.step(event, span),
-            Err(error) => Err(scan_problem(&error)),
+            Err(error) => Err(scan_problem(&error, text)),
         };
         if let Err(problem) = step {
             builder.problems.push(problem);
@@ -123,7 +124,7 @@ struct Builder<'p> {
     problems: &'p mut Vec<Problem>,
     open: Vec<Open>,
     /// Anchors whose node is complete; one that is still open cannot be an alias of itself.
-    anchors: HashMap<usize, Rc<(Node, usize)>>,
+    anchors: HashMap<usize, Rc<(Node, usize)>, FixedState>,
     /// Bytes copied for anchors and aliases so far.
     aliased: usize,
     root: Option<Node>,
@@ -141,7 +142,7 @@ enum Inside {
     Map {
         entries: Vec<Entry>,
         /// Where each key stands: finds duplicates without a search per key.
-        seen: HashMap<String, Pos>,
+        seen: HashMap<String, Pos, FixedState>,
         key: Option<(String, Pos)>,
         merges: Vec<Node>,
     },
@@ -157,21 +158,21 @@ impl Builder<'_> {
                 None,
             )),
             Event::Scalar(text, style, anchor, tag) => {
-                tag_is_plain(pos, tag.as_deref())?;
+                no_tag(span, tag.as_deref())?;
                 let plain = style == ScalarStyle::Plain;
                 let null = plain && matches!(text.as_ref(), "" | "~" | "null" | "Null" | "NULL");
                 let value = if null { Value::Null } else { Value::Scalar(text.into_owned()) };
                 self.put(Node { pos, value }, anchor)
             }
             Event::SequenceStart(_, anchor, tag) => {
-                tag_is_plain(pos, tag.as_deref())?;
+                no_tag(span, tag.as_deref())?;
                 self.begin(pos, anchor, Inside::List(Vec::new()))
             }
             Event::MappingStart(_, anchor, tag) => {
-                tag_is_plain(pos, tag.as_deref())?;
+                no_tag(span, tag.as_deref())?;
                 let inside = Inside::Map {
                     entries: Vec::new(),
-                    seen: HashMap::new(),
+                    seen: HashMap::default(),
                     key: None,
                     merges: Vec::new(),
                 };
@@ -293,24 +294,31 @@ impl Builder<'_> {
     }
 }
 
-fn tag_is_plain(pos: Pos, tag: Option<&Tag>) -> Result<(), Problem> {
+fn no_tag(span: Span, tag: Option<&Tag>) -> Result<(), Problem> {
     match tag {
         None => Ok(()),
-        Some(tag) => {
-            let message = format!("tags (`{}{}`) mean nothing here", tag.handle(), tag.suffix());
-            Err(problem(pos, message, Some("remove the tag")))
+        Some(_) => {
+            let at = span.tag_start().unwrap_or(span.start);
+            let pos = position(at.line(), at.col());
+            Err(problem(pos, "a tag means nothing here".to_owned(), Some("remove the `!...`")))
         }
     }
 }
 
-fn scan_problem(error: &ScanError) -> Problem {
+const TABS: &str = "YAML is indented with spaces; replace the tab";
+
+fn scan_problem(error: &ScanError, text: &str) -> Problem {
     let pos = position(error.marker().line(), error.marker().col());
+    let line = text.lines().nth(pos.line as usize - 1).unwrap_or_default();
+    let indent = &line[..line.len() - line.trim_start().len()];
     let hint = match error.kind() {
+        // The scanner often says something else first.
+        _ if indent.contains('\t') => Some(TABS),
         ErrorKind::TabNotAllowed
         | ErrorKind::TabInBlockIndentation
         | ErrorKind::TabInIndentation
         | ErrorKind::TabAtBlockScalarStart
-        | ErrorKind::TabInPlainScalar => Some("YAML is indented with spaces; replace the tab"),
+        | ErrorKind::TabInPlainScalar => Some(TABS),
         ErrorKind::UnexpectedEofFlowSequence
         | ErrorKind::UnexpectedEofFlowMapping
         | ErrorKind::UnexpectedEofImplicitFlowMapping

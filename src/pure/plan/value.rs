@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use super::{Host, IpNet, Pattern};
+use crate::pure::h1::BasePath;
 use crate::pure::units::NanoUsd;
 
 /// What is wrong with a value, and what would be right.
@@ -321,7 +322,7 @@ pub(super) struct Target {
     pub host: Host,
     pub port: u16,
     pub authority: Box<str>,
-    pub base_path: Box<str>,
+    pub base_path: BasePath,
 }
 
 /// `http://host[:port][/base][/v1][/]`, strictly.
@@ -366,9 +367,10 @@ pub(super) fn url(text: &str) -> Result<Target, Wrong> {
             .filter(|&port| port != 0)
             .ok_or_else(|| wrong("{shown} has no valid port (1 to 65535)"))?,
     };
-    let base_path =
-        base_path(path).ok_or_else(|| wrong("the path of {shown} is not a plain path"))?;
-    Ok(Target { tls, host, port, authority: authority.into(), base_path: base_path.into() })
+    let base_path = BasePath::parse(path).map_err(|reason| {
+        Wrong::new(&format!("the path of {SHOWN} is not usable: {reason}"), HINT)
+    })?;
+    Ok(Target { tls, host, port, authority: authority.into(), base_path })
 }
 
 /// An IPv4 address in the one usual form, or a host name; `None` for what is neither.
@@ -388,22 +390,6 @@ fn host_of(host: &str) -> Option<Host> {
         && labels.rsplit('.').next()?.bytes().all(|b| b.is_ascii_hexdigit() || b == b'x');
     (host.len() <= 253 && labels.split('.').all(label) && !numeric)
         .then(|| Host::Name(host.to_ascii_lowercase().into()))
-}
-
-/// What stands before `/v1/...`: without trailing slashes and without a last `/v1`.
-fn base_path(path: &str) -> Option<&str> {
-    let path = path.trim_end_matches('/');
-    let base = path.strip_suffix("/v1").unwrap_or(path);
-    let plain = |segment: &str| {
-        !segment.is_empty()
-            && segment != "."
-            && segment != ".."
-            && segment
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@".contains(&b))
-    };
-    let good = base.is_empty() || base.strip_prefix('/')?.split('/').all(plain);
-    good.then_some(base)
 }
 
 #[cfg(test)]
@@ -489,19 +475,24 @@ mod tests {
         }
     }
 
+    /// What a backend is sent for `/v1/models`.
+    fn joined(target: &Target) -> String {
+        let mut out = Vec::new();
+        target.base_path.join(b"/v1/models", b"", &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
     #[test]
     fn urls_with_or_without_v1_name_the_same_backend() {
         for tail in ["", "/", "/v1", "/v1/", "//"] {
             let target = url(&format!("http://10.0.0.12:8000{tail}")).unwrap();
-            assert_eq!(
-                (&*target.base_path, target.port, &*target.authority),
-                ("", 8000, "10.0.0.12:8000")
-            );
+            assert_eq!((target.port, &*target.authority), (8000, "10.0.0.12:8000"));
+            assert_eq!(joined(&target), "/v1/models", "{tail}");
             let target = url(&format!("HTTP://Rack-1.example/base{tail}")).unwrap();
-            assert_eq!((&*target.base_path, target.port), ("/base", 80));
+            assert_eq!((joined(&target).as_str(), target.port), ("/base/v1/models", 80), "{tail}");
             assert_eq!(target.host, Host::Name("rack-1.example".into()));
         }
-        assert_eq!(&*url("http://h/v1beta").unwrap().base_path, "/v1beta");
+        assert_eq!(joined(&url("http://h/api/v3").unwrap()), "/api/v3/models");
         assert_eq!(url("http://[::1]:9/").unwrap().host, Host::Ip("::1".parse().unwrap()));
         assert!(url("https://h").unwrap().tls && url("https://h").unwrap().port == 443);
         let bad = [
