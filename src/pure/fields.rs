@@ -672,23 +672,35 @@ mod tests {
 
     #[test]
     fn own_fields_replace_and_never_inject() {
-        let buf = b"User-Agent: a\r\nAccept: b\r\n";
-        let field = |name: Span, value: Span| Field {
-            name,
-            value,
-            known: Known::of(name.of(buf)),
-            listed: false,
+        let buf =
+            b"User-Agent: a\r\nAccept: b\r\nRange:c\r\nB3:  d\r\nBaggage: e \r\nTracestate: f\n";
+        let field = |name: &str, value: u8| {
+            let start = buf.windows(name.len()).position(|part| part == name.as_bytes()).unwrap();
+            let name = Span::new(start, start + name.len());
+            let at = name.end() + buf[name.end()..].iter().position(|&byte| byte == value).unwrap();
+            Field {
+                name,
+                value: Span::new(at, at + 1),
+                known: Known::of(name.of(buf)),
+                listed: false,
+            }
         };
         let fields = [
-            field(Span::new(0, 10), Span::new(12, 13)),
-            field(Span::new(15, 21), Span::new(23, 24)),
+            field("User-Agent", b'a'),
+            field("Accept", b'b'),
+            field("Range", b'c'),
+            field("B3", b'd'),
+            field("Baggage", b'e'),
+            field("Tracestate", b'f'),
         ];
         let own: [Own; 4] =
             [("accept", b"c"), ("x-a", b"1\r\nx-b: 2"), ("x-c", b" 3"), ("bad name", b"4")];
         let mut out = Vec::new();
         copy_up(&mut out, buf, &fields, &Forward::default(), &own);
         copy_own(&mut out, &own);
-        assert_eq!(out, b"User-Agent: a\r\naccept: c\r\n");
+        let wanted =
+            "User-Agent: a\r\nRange: c\r\nB3: d\r\nBaggage: e\r\nTracestate: f\r\naccept: c\r\n";
+        assert_eq!(String::from_utf8(out).unwrap(), wanted);
     }
 
     #[test]

@@ -641,7 +641,7 @@ impl Facts {
             }
             fields.push(Field { name, value, known, listed: false });
         }
-        if !ends_in_crlf(buf, end) || !ends_in_crlf(buf, end.saturating_sub(2)) || end < start + 4 {
+        if end < start + 4 || buf.get(end - 4..end) != Some(b"\r\n\r\n") {
             return Err(BARE_LF);
         }
         for option in listed.spans.get(..listed.len).unwrap_or_default() {

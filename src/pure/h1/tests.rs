@@ -111,7 +111,7 @@ fn request_lines_are_exact() {
         ("\u{16}\u{3}\u{1}", 400),
         ("SSH-2.0-OpenSSH_9.2", 400),
         ("\n", 400),
-        ("\r\n\r\n\r\n\r\n\r\n", 400),
+        ("\r\n\r\n\r\n\r\n\r\nGET / HTTP/1.1", 400),
     ] {
         assert_eq!(refused(&format!("{line}{REST}")), status, "{line:?}");
     }
