@@ -230,9 +230,12 @@ async fn plan(State(desk): State<Arc<Desk>>) -> Response {
 fn summary(plan: &Plan) -> Value {
     let backend = |id: &crate::pure::units::BackendId| {
         let backend = &plan.backends[id.index()];
+        let mut address = backend.host_header.as_bytes().to_vec();
+        // This path is one that can be joined.
+        let _ = backend.base_path.join(b"/v1", b"", &mut address);
         json!({
             "name": &*backend.name,
-            "address": format!("{}{}", backend.host_header, backend.base_path),
+            "address": String::from_utf8_lossy(&address),
             "weight": backend.weight,
             "version": backend.version.as_deref(),
             "region": backend.region.as_deref(),
