@@ -310,152 +310,206 @@ impl Walker {
     /// that is cut or escaped.
     pub fn push<W: Watch>(&mut self, bytes: &[u8], watch: &mut W) -> Result<(), Fault> {
         const { assert!(W::DEPTH <= WATCH_DEPTH_MAX) };
-        if let Some(fault) = self.fault {
-            return Err(fault);
+        if self.fault.is_none() {
+            let utf8 = match self.mode {
+                Mode::Strict => self.utf8.push(bytes, self.base),
+                Mode::Lenient => Ok(()),
+            };
+            match utf8 {
+                Ok(()) => self.walk(bytes, watch).unwrap_or_default(),
+                Err(fault) => self.fault = Some(fault),
+            }
+            self.base += bytes.len();
         }
-        let utf8 = match self.mode {
-            Mode::Strict => self.utf8.push(bytes, self.base),
-            Mode::Lenient => Ok(()),
-        };
-        let result = utf8.and_then(|()| self.walk(bytes, watch));
-        self.fault = result.err();
-        self.base += bytes.len();
-        result
+        self.fault.map_or(Ok(()), Err)
     }
 
     /// Says that no more bytes come. A fault if the document is not complete.
     pub fn finish<W: Watch>(&mut self, watch: &mut W) -> Result<(), Fault> {
-        if let Some(fault) = self.fault {
-            return Err(fault);
-        }
         if let Next::InNumber(number) = self.next
             && number.may_end()
             && self.depth == 0
+            && self.fault.is_none()
         {
-            self.scalar_end(Kind::Number, self.base, watch);
+            self.end(Kind::Number, self.token, self.base, watch);
+            self.next = Next::Nothing;
         }
-        let cause = match self.next {
-            Next::Nothing => return Ok(()),
-            Next::Value if self.depth == 0 => Cause::Empty,
-            _ => Cause::Cut,
-        };
-        let fault = Fault { at: self.base, cause };
-        self.fault = Some(fault);
-        Err(fault)
+        if self.fault.is_none() && self.next != Next::Nothing {
+            let nothing_came = self.next == Next::Value && self.depth == 0;
+            let cause = if nothing_came { Cause::Empty } else { Cause::Cut };
+            self.fault = Some(Fault { at: self.base, cause });
+        }
+        self.fault.map_or(Ok(()), Err)
     }
 
-    fn walk<W: Watch>(&mut self, bytes: &[u8], watch: &mut W) -> Result<(), Fault> {
-        let mut i = 0;
-        while let Some(&byte) = bytes.get(i) {
-            i = match self.next {
-                _ if matches!(byte, b' ' | b'\n' | b'\r' | b'\t') && self.next.is_between() => {
-                    i + 1
-                }
+    // In what follows, `i` is an index into the push, and a function that reads a token gives the
+    // index behind it, or nothing if it cannot: then either the push ends inside the token and
+    // `next` says how to go on, or `fault` is set.
+
+    fn walk<W: Watch>(&mut self, bytes: &[u8], watch: &mut W) -> Option<()> {
+        let mut i = self.resume(bytes, watch)?;
+        let mut next = self.next;
+        let mut object = self.in_object();
+        loop {
+            let Some(&byte) = bytes.get(i) else {
+                self.next = next;
+                return None;
+            };
+            if matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
+                i += 1;
+                continue;
+            }
+            match next {
                 Next::CommaOrEnd => match byte {
                     b',' => {
-                        self.next = if self.in_object() { Next::Key } else { Next::Value };
-                        i + 1
+                        i += 1;
+                        next = if object { Next::Key } else { Next::Value };
                     }
-                    b'}' | b']' => self.close(byte, i, watch)?,
-                    _ => return Err(self.fault(i, Cause::Unexpected)),
+                    b'}' if object => {
+                        (i, next) = self.close(Kind::Object, i, watch);
+                        object = self.in_object();
+                    }
+                    b']' if !object => {
+                        (i, next) = self.close(Kind::Array, i, watch);
+                        object = self.in_object();
+                    }
+                    _ => return self.fail(i, Cause::Unexpected),
                 },
                 Next::Key | Next::KeyOrEnd => match byte {
                     b'"' => {
                         self.string_begin(i, true);
-                        self.string(bytes, i + 1, i + 1, watch)?
+                        i = self.string(bytes, i + 1, i + 1, watch)?;
+                        next = Next::Colon;
+                        if bytes.get(i) == Some(&b':') {
+                            i += 1;
+                            next = Next::Value;
+                        }
                     }
-                    b'}' if self.next == Next::KeyOrEnd => self.close(byte, i, watch)?,
-                    _ => return Err(self.fault(i, Cause::Unexpected)),
+                    b'}' if next == Next::KeyOrEnd => {
+                        (i, next) = self.close(Kind::Object, i, watch);
+                        object = self.in_object();
+                    }
+                    _ => return self.fail(i, Cause::Unexpected),
                 },
                 Next::Colon => {
                     if byte != b':' {
-                        return Err(self.fault(i, Cause::Unexpected));
+                        return self.fail(i, Cause::Unexpected);
                     }
-                    self.next = Next::Value;
-                    i + 1
+                    i += 1;
+                    next = Next::Value;
                 }
-                Next::Value | Next::ValueOrEnd => self.value(bytes, i, byte, watch)?,
-                Next::Nothing => return Err(self.fault(i, Cause::Trailing)),
-                Next::InString => self.string(bytes, i, i, watch)?,
-                Next::InEscape => self.escape(bytes, i, i, watch)?,
-                Next::InHex(left) => self.hex(bytes, i, i, left, watch)?,
-                Next::InNumber(number) => self.number(bytes, i, number, watch)?,
-                Next::InWord(word, had) => self.word(bytes, i, word, had, watch)?,
-            };
+                Next::Value | Next::ValueOrEnd => match byte {
+                    b'"' => {
+                        self.begin(Kind::String, i, watch);
+                        self.string_begin(i, false);
+                        i = self.string(bytes, i + 1, i + 1, watch)?;
+                        next = self.after_value();
+                        if bytes.get(i) == Some(&b',') && next == Next::CommaOrEnd {
+                            i += 1;
+                            next = if object { Next::Key } else { Next::Value };
+                        }
+                    }
+                    b'{' | b'[' => {
+                        object = byte == b'{';
+                        self.open(object, i, watch)?;
+                        i += 1;
+                        next = if object { Next::KeyOrEnd } else { Next::ValueOrEnd };
+                    }
+                    b'-' | b'0'..=b'9' => {
+                        self.begin(Kind::Number, i, watch);
+                        self.token = self.base + i;
+                        i = self.number_begin(bytes, i, byte, watch)?;
+                        next = self.after_value();
+                        if bytes.get(i) == Some(&b',') && next == Next::CommaOrEnd {
+                            i += 1;
+                            next = if object { Next::Key } else { Next::Value };
+                        }
+                    }
+                    b']' if next == Next::ValueOrEnd => {
+                        (i, next) = self.close(Kind::Array, i, watch);
+                        object = self.in_object();
+                    }
+                    _ => {
+                        i = self.word_begin(bytes, i, byte, watch)?;
+                        next = self.after_value();
+                    }
+                },
+                _ => return self.fail(i, Cause::Trailing),
+            }
         }
-        Ok(())
     }
 
-    fn value<W: Watch>(
+    /// Finishes the token that the last push cut.
+    fn resume<W: Watch>(&mut self, bytes: &[u8], watch: &mut W) -> Option<usize> {
+        if bytes.is_empty() {
+            return None;
+        }
+        let i = match self.next {
+            Next::InString => self.string(bytes, 0, 0, watch),
+            Next::InEscape => {
+                let i = match bytes.first() {
+                    Some(b'u') => self.hex(bytes, 0, 1, 4)?,
+                    Some(b'n' | b'"' | b'\\' | b'/' | b't' | b'r' | b'b' | b'f') => 1,
+                    _ => return self.fail(0, Cause::Escape),
+                };
+                self.string(bytes, 0, i, watch)
+            }
+            Next::InHex(left) => {
+                let i = self.hex(bytes, 0, 0, left)?;
+                self.string(bytes, 0, i, watch)
+            }
+            Next::InNumber(number) => self.number(bytes, 0, number, watch),
+            Next::InWord(word, had) => self.word(bytes, 0, word, had, watch),
+            _ => return Some(0),
+        }?;
+        let named = self.naming && !matches!(self.next, Next::InNumber(_) | Next::InWord(..));
+        self.next = if named { Next::Colon } else { self.after_value() };
+        Some(i)
+    }
+
+    fn word_begin<W: Watch>(
         &mut self,
         bytes: &[u8],
         i: usize,
         byte: u8,
         watch: &mut W,
-    ) -> Result<usize, Fault> {
+    ) -> Option<usize> {
         let lenient = self.mode == Mode::Lenient;
-        match byte {
-            b'"' => {
-                self.begin(Kind::String, i, watch);
-                self.string_begin(i, false);
-                self.string(bytes, i + 1, i + 1, watch)
-            }
-            b'{' | b'[' => self.open(byte == b'{', i, watch),
-            b']' if self.next == Next::ValueOrEnd => self.close(byte, i, watch),
-            b'-' | b'0'..=b'9' => {
-                self.begin(Kind::Number, i, watch);
-                self.token = self.base + i;
-                let number = match byte {
-                    b'-' => Number::Minus,
-                    b'0' => Number::Zero,
-                    _ => Number::Whole,
-                };
-                self.next = Next::InNumber(number);
-                Ok(i + 1)
-            }
-            b't' => self.word_begin(Word::True, i, watch),
-            b'f' => self.word_begin(Word::False, i, watch),
-            b'n' => self.word_begin(Word::Null, i, watch),
-            b'N' if lenient => self.word_begin(Word::Nan, i, watch),
-            b'I' if lenient => self.word_begin(Word::Infinity, i, watch),
-            0xEF if self.base + i == 0 => Err(self.fault(i, Cause::ByteOrderMark)),
-            _ => Err(self.fault(i, Cause::Unexpected)),
-        }
+        let word = match byte {
+            b't' => Word::True,
+            b'f' => Word::False,
+            b'n' => Word::Null,
+            b'N' if lenient => Word::Nan,
+            b'I' if lenient => Word::Infinity,
+            0xEF if self.base + i == 0 => return self.fail(i, Cause::ByteOrderMark),
+            _ => return self.fail(i, Cause::Unexpected),
+        };
+        self.begin(word.kind(), i, watch);
+        self.token = self.base + i;
+        self.word(bytes, i + 1, word, 1, watch)
     }
 
-    fn open<W: Watch>(&mut self, object: bool, i: usize, watch: &mut W) -> Result<usize, Fault> {
-        if self.depth == DEPTH_MAX {
-            return Err(self.fault(i, Cause::Depth));
-        }
+    fn open<W: Watch>(&mut self, object: bool, i: usize, watch: &mut W) -> Option<()> {
         self.begin(if object { Kind::Object } else { Kind::Array }, i, watch);
         if let Some(start) = self.starts.get_mut(self.depth) {
             *start = self.base + i;
         }
-        let (word, bit) = (self.depth / 64, 1 << (self.depth % 64));
-        if object {
-            self.objects[word] |= bit;
-            self.next = Next::KeyOrEnd;
-        } else {
-            self.objects[word] &= !bit;
-            self.next = Next::ValueOrEnd;
-        }
+        let bit = 1 << (self.depth % 64);
+        let Some(word) = self.objects.get_mut(self.depth / 64) else {
+            return self.fail(i, Cause::Depth);
+        };
+        *word = if object { *word | bit } else { *word & !bit };
         self.depth += 1;
-        Ok(i + 1)
+        Some(())
     }
 
-    /// `byte` is a closing bracket and some container is open, but perhaps not one of its kind.
-    fn close<W: Watch>(&mut self, byte: u8, i: usize, watch: &mut W) -> Result<usize, Fault> {
-        let object = self.in_object();
-        if object != (byte == b'}') {
-            return Err(self.fault(i, Cause::Unexpected));
-        }
+    /// Some container of this kind is open.
+    fn close<W: Watch>(&mut self, kind: Kind, i: usize, watch: &mut W) -> (usize, Next) {
         self.depth -= 1;
         if self.depth <= W::DEPTH {
-            let span = Span { start: self.starts[self.depth], end: self.base + i + 1 };
-            watch.end(self.depth, if object { Kind::Object } else { Kind::Array }, span);
+            self.end(kind, self.starts[self.depth], self.base + i + 1, watch);
         }
-        self.after_value();
-        Ok(i + 1)
+        (i + 1, self.after_value())
     }
 
     fn in_object(&self) -> bool {
@@ -469,16 +523,14 @@ impl Walker {
         }
     }
 
-    /// Ends the scalar that began at `token`.
-    fn scalar_end<W: Watch>(&mut self, kind: Kind, end: usize, watch: &mut W) {
+    fn end<W: Watch>(&self, kind: Kind, start: usize, end: usize, watch: &mut W) {
         if self.depth <= W::DEPTH {
-            watch.end(self.depth, kind, Span { start: self.token, end });
+            watch.end(self.depth, kind, Span { start, end });
         }
-        self.after_value();
     }
 
-    fn after_value(&mut self) {
-        self.next = if self.depth == 0 { Next::Nothing } else { Next::CommaOrEnd };
+    const fn after_value(&self) -> Next {
+        if self.depth == 0 { Next::Nothing } else { Next::CommaOrEnd }
     }
 
     fn string_begin(&mut self, i: usize, naming: bool) {
@@ -495,86 +547,110 @@ impl Walker {
         from: usize,
         i: usize,
         watch: &mut W,
-    ) -> Result<usize, Fault> {
+    ) -> Option<usize> {
         let mut i = i;
-        loop {
-            i = skip_plain(bytes, i);
-            match bytes.get(i) {
-                Some(b'"') => break,
-                Some(b'\\') => {
-                    self.escaped = true;
-                    match bytes.get(i + 1) {
-                        Some(b'n' | b'"' | b'\\' | b'/' | b't' | b'r' | b'b' | b'f') => i += 2,
-                        Some(b'u') if is_hex4(bytes.get(i + 2..i + 6)) => i += 6,
-                        // Cut or wrong.
-                        _ => return self.escape(bytes, from, i + 1, watch),
-                    }
-                }
-                Some(_) if self.mode == Mode::Lenient => i += 1,
-                Some(_) => return Err(self.fault(i, Cause::Control)),
-                None => return Ok(self.cut_string(bytes, from, Next::InString)),
+        // Short strings end here; a vector step would cost them more than it saves.
+        for _ in 0..2 {
+            let Some(word) = bytes.get(i..).and_then(|rest| rest.first_chunk()) else { break };
+            let hits = specials(u64::from_le_bytes(*word));
+            i += hits.trailing_zeros() as usize / 8;
+            if hits != 0 {
+                break;
             }
+        }
+        if bytes.get(i) != Some(&b'"') {
+            i = self.string_end(bytes, from, i)?;
         }
         let span = Span { start: self.token, end: self.base + i + 1 };
         if self.naming {
             if self.depth <= W::DEPTH {
-                self.report_name(&bytes[from..i], span, watch);
+                self.report_name(bytes.get(from..i).unwrap_or_default(), span, watch);
             }
-            self.next = Next::Colon;
         } else {
             if W::TEXT {
                 watch.text(span);
             }
-            self.scalar_end(Kind::String, span.end, watch);
+            self.end(Kind::String, span.start, span.end, watch);
         }
-        Ok(i + 1)
+        Some(i + 1)
     }
 
-    /// Reads on behind a backslash.
-    fn escape<W: Watch>(
-        &mut self,
-        bytes: &[u8],
-        from: usize,
-        i: usize,
-        watch: &mut W,
-    ) -> Result<usize, Fault> {
-        match bytes.get(i) {
-            Some(b'u') => self.hex(bytes, from, i + 1, 4, watch),
-            Some(b'n' | b'"' | b'\\' | b'/' | b't' | b'r' | b'b' | b'f') => {
-                self.string(bytes, from, i + 1, watch)
+    /// Index of the quote that ends the string which `i` lies in.
+    fn string_end(&mut self, bytes: &[u8], from: usize, i: usize) -> Option<usize> {
+        let mut i = i;
+        while let Some(lanes) = bytes.get(i..).and_then(|rest| rest.first_chunk()) {
+            let mut hits = specials_of_32(lanes);
+            let mut step = 32;
+            while hits != 0 {
+                let at = hits.trailing_zeros() as usize;
+                match lanes.get(at) {
+                    Some(b'"') => return Some(i + at),
+                    Some(b'\\') => {
+                        step = at;
+                        // Escapes come in runs: blank lines, and text in `\\u` escapes.
+                        while bytes.get(i + step) == Some(&b'\\') {
+                            step += self.escape_len(bytes, from, i + step)?;
+                        }
+                        if step >= 32 {
+                            break;
+                        }
+                        hits &= u32::MAX << step;
+                        step = 32;
+                    }
+                    _ if self.mode == Mode::Strict => return self.fail(i + at, Cause::Control),
+                    _ => hits &= hits - 1,
+                }
             }
-            Some(_) => Err(self.fault(i, Cause::Escape)),
-            None => Ok(self.cut_string(bytes, from, Next::InEscape)),
+            i += step;
+        }
+        while let Some(&byte) = bytes.get(i) {
+            match byte {
+                b'"' => return Some(i),
+                b'\\' => i += self.escape_len(bytes, from, i)?,
+                0..0x20 if self.mode == Mode::Strict => return self.fail(i, Cause::Control),
+                _ => i += 1,
+            }
+        }
+        self.cut_string(bytes, from, Next::InString)
+    }
+
+    /// Length of the escape whose backslash stands at `i`.
+    fn escape_len(&mut self, bytes: &[u8], from: usize, i: usize) -> Option<usize> {
+        self.escaped = true;
+        match bytes.get(i + 1) {
+            Some(b'n' | b'"' | b'\\' | b'/' | b't' | b'r' | b'b' | b'f') => Some(2),
+            Some(b'u') => self.hex(bytes, from, i + 2, 4).map(|_| 6),
+            Some(_) => self.fail(i + 1, Cause::Escape),
+            None => self.cut_string(bytes, from, Next::InEscape),
         }
     }
 
-    fn hex<W: Watch>(
-        &mut self,
-        bytes: &[u8],
-        from: usize,
-        i: usize,
-        left: u8,
-        watch: &mut W,
-    ) -> Result<usize, Fault> {
+    /// Index behind the hexadecimal digits of an escape.
+    fn hex(&mut self, bytes: &[u8], from: usize, i: usize, left: u8) -> Option<usize> {
+        if let Some(digits) = bytes.get(i..i + usize::from(left))
+            && digits.iter().fold(true, |all, &byte| all & HEX[usize::from(byte)])
+        {
+            return Some(i + digits.len());
+        }
         for had in 0..left {
             match bytes.get(i + usize::from(had)) {
                 Some(digit) if digit.is_ascii_hexdigit() => {}
-                Some(_) => return Err(self.fault(i + usize::from(had), Cause::Escape)),
-                None => return Ok(self.cut_string(bytes, from, Next::InHex(left - had))),
+                Some(_) => return self.fail(i + usize::from(had), Cause::Escape),
+                None => return self.cut_string(bytes, from, Next::InHex(left - had)),
             }
         }
-        self.string(bytes, from, i + usize::from(left), watch)
+        None
     }
 
     /// The push ends inside a string: keeps a name's bytes, as far as they can matter.
-    fn cut_string(&mut self, bytes: &[u8], from: usize, next: Next) -> usize {
+    fn cut_string(&mut self, bytes: &[u8], from: usize, next: Next) -> Option<usize> {
         if self.naming {
             let room = (KEY_RAW_BYTES_MAX + 1).saturating_sub(self.name.len());
             let part = bytes.get(from..).unwrap_or_default();
             self.name.extend_from_slice(&part[..part.len().min(room)]);
         }
         self.next = next;
-        bytes.len()
+        None
     }
 
     /// A name ends; `part` is what this push has of it.
@@ -599,50 +675,68 @@ impl Walker {
         }
     }
 
+    fn number_begin<W: Watch>(
+        &mut self,
+        bytes: &[u8],
+        i: usize,
+        byte: u8,
+        watch: &mut W,
+    ) -> Option<usize> {
+        let number = match byte {
+            b'-' => Number::Minus,
+            b'0' => Number::Zero,
+            _ => {
+                // Prompts of token ids are long lists of these.
+                let behind = skip_digits(bytes, i + 1);
+                if let Some(b',' | b']' | b'}') = bytes.get(behind) {
+                    self.end(Kind::Number, self.token, self.base + behind, watch);
+                    return Some(behind);
+                }
+                return self.number(bytes, behind, Number::Whole, watch);
+            }
+        };
+        self.number(bytes, i + 1, number, watch)
+    }
+
     fn number<W: Watch>(
         &mut self,
         bytes: &[u8],
         i: usize,
         number: Number,
         watch: &mut W,
-    ) -> Result<usize, Fault> {
+    ) -> Option<usize> {
         use Number::{E, ESign, Exponent, Fraction, Minus, Point, Whole, Zero};
         let (mut i, mut number) = (i, number);
         while let Some(&byte) = bytes.get(i) {
             number = match (number, byte) {
-                (Whole, b'0'..=b'9') => Whole,
+                (Whole, b'0'..=b'9') => {
+                    i = skip_digits(bytes, i + 1);
+                    continue;
+                }
                 (Minus, b'0') => Zero,
                 (Minus, b'1'..=b'9') => Whole,
                 (Zero | Whole, b'.') => Point,
-                (Point | Fraction, b'0'..=b'9') => Fraction,
+                (Point | Fraction, b'0'..=b'9') => {
+                    i = skip_digits(bytes, i + 1);
+                    number = Fraction;
+                    continue;
+                }
                 (Zero | Whole | Fraction, b'e' | b'E') => E,
                 (E, b'+' | b'-') => ESign,
                 (E | ESign | Exponent, b'0'..=b'9') => Exponent,
                 (Zero | Whole | Fraction | Exponent, _) => {
-                    self.scalar_end(Kind::Number, self.base + i, watch);
-                    return Ok(i);
+                    self.end(Kind::Number, self.token, self.base + i, watch);
+                    return Some(i);
                 }
                 (Minus, b'I') if self.mode == Mode::Lenient => {
                     return self.word(bytes, i + 1, Word::Infinity, 1, watch);
                 }
-                _ => return Err(self.fault(i, Cause::Number)),
+                _ => return self.fail(i, Cause::Number),
             };
             i += 1;
         }
         self.next = Next::InNumber(number);
-        Ok(i)
-    }
-
-    fn word_begin<W: Watch>(
-        &mut self,
-        word: Word,
-        i: usize,
-        watch: &mut W,
-    ) -> Result<usize, Fault> {
-        self.begin(word.kind(), i, watch);
-        self.token = self.base + i;
-        self.next = Next::InWord(word, 1);
-        Ok(i + 1)
+        None
     }
 
     fn word<W: Watch>(
@@ -652,41 +746,27 @@ impl Walker {
         word: Word,
         had: u8,
         watch: &mut W,
-    ) -> Result<usize, Fault> {
+    ) -> Option<usize> {
         let mut i = i;
-        for (n, &letter) in word.text().iter().enumerate().skip(usize::from(had)) {
+        // The longest word has eight letters.
+        for (n, &letter) in (0..).zip(word.text()).skip(usize::from(had)) {
             match bytes.get(i) {
                 Some(&byte) if byte == letter => i += 1,
-                Some(_) => return Err(self.fault(i, Cause::Unexpected)),
+                Some(_) => return self.fail(i, Cause::Unexpected),
                 None => {
-                    // The longest word has eight letters.
-                    self.next = Next::InWord(word, n as u8);
-                    return Ok(i);
+                    self.next = Next::InWord(word, n);
+                    return None;
                 }
             }
         }
-        self.scalar_end(word.kind(), self.base + i, watch);
-        Ok(i)
+        self.end(word.kind(), self.token, self.base + i, watch);
+        Some(i)
     }
 
-    const fn fault(&self, i: usize, cause: Cause) -> Fault {
-        Fault { at: self.base + i, cause }
-    }
-}
-
-impl Next {
-    /// Between two tokens, where white space may stand.
-    const fn is_between(self) -> bool {
-        matches!(
-            self,
-            Next::Value
-                | Next::ValueOrEnd
-                | Next::Key
-                | Next::KeyOrEnd
-                | Next::Colon
-                | Next::CommaOrEnd
-                | Next::Nothing
-        )
+    #[cold]
+    fn fail<T>(&mut self, i: usize, cause: Cause) -> Option<T> {
+        self.fault = Some(Fault { at: self.base + i, cause });
+        None
     }
 }
 
@@ -696,37 +776,66 @@ impl Number {
     }
 }
 
-fn is_hex4(digits: Option<&[u8]>) -> bool {
-    digits.is_some_and(|digits| digits.iter().all(u8::is_ascii_hexdigit))
-}
-
-/// Index of the first byte at or after `i` that is not plain text of a string: a quote, a
-/// backslash or a control character; the length if there is none.
-fn skip_plain(bytes: &[u8], i: usize) -> usize {
-    const LANES: usize = 16;
-    const STRIDE: usize = 4 * LANES;
-    fn special(byte: u8) -> bool {
-        (byte < 0x20) | (byte == b'"') | (byte == b'\\')
-    }
-    // Both loops are written so that the compiler makes vector code of them.
-    fn first(lanes: &[u8; LANES]) -> Option<usize> {
-        let hits = u128::from_le_bytes(lanes.map(|byte| u8::from(special(byte))));
-        (hits != 0).then(|| hits.trailing_zeros() as usize / 8)
-    }
+/// Index of the first byte at or after `i` that is no digit; the length if there is none.
+fn skip_digits(bytes: &[u8], i: usize) -> usize {
     let mut i = i;
-    while let Some(lanes) = bytes.get(i..).and_then(|rest| rest.first_chunk::<LANES>()) {
-        if let Some(n) = first(lanes) {
-            return i + n;
+    while let Some(word) = bytes.get(i..).and_then(|rest| rest.first_chunk()) {
+        let word = u64::from_le_bytes(*word) ^ u64::from_le_bytes([b'0'; 8]);
+        // A digit is now 0 to 9, and only those stay below 16 when 6 is added. A carry can spoil
+        // bytes above one that is no digit, never below.
+        let others =
+            (word | word.wrapping_add(u64::from_le_bytes([6; 8]))) & u64::from_le_bytes([0xF0; 8]);
+        if others != 0 {
+            return i + others.trailing_zeros() as usize / 8;
         }
-        i += LANES;
-        while let Some(stride) = bytes.get(i..).and_then(|rest| rest.first_chunk::<STRIDE>())
-            && !stride.iter().fold(false, |any, &byte| any | special(byte))
-        {
-            i += STRIDE;
-        }
+        i += 8;
     }
     let rest = bytes.get(i..).unwrap_or_default();
-    i + rest.iter().position(|&byte| special(byte)).unwrap_or(rest.len())
+    i + rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len())
+}
+
+/// Which bytes are hexadecimal digits.
+static HEX: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte: u8 = 0;
+    while byte < 255 {
+        table[byte as usize] = byte.is_ascii_hexdigit();
+        byte += 1;
+    }
+    table
+};
+
+/// Sets the top bit of every byte that is not plain text of a string: a quote, a backslash or a
+/// control character. A borrow can set it wrongly in a byte above a special
+/// one, never below, so the lowest is right (Mycroft's test for zero bytes).
+const fn specials(word: u64) -> u64 {
+    const ONES: u64 = u64::from_le_bytes([1; 8]);
+    let quote = word ^ (ONES * b'"' as u64);
+    let backslash = word ^ (ONES * b'\\' as u64);
+    (quote.wrapping_sub(ONES) & !quote
+        | backslash.wrapping_sub(ONES) & !backslash
+        | word.wrapping_sub(ONES * 0x20) & !word)
+        & (ONES << 7)
+}
+
+/// One bit for each byte, set for the special ones. The loop becomes vector code, and the
+/// products gather eight flags of a byte each into the bits of their top byte, because a plain
+/// fold into bits is compiled byte by byte.
+fn specials_of_32(lanes: &[u8; 32]) -> u32 {
+    let mut flags = [0u8; 32];
+    for (flag, &byte) in flags.iter_mut().zip(lanes) {
+        *flag = u8::from(byte < 0x20) | u8::from(byte == b'"') | u8::from(byte == b'\\');
+    }
+    let [a, b, c, d] = [0, 8, 16, 24].map(|at| {
+        let eight: [u8; 8] = std::array::from_fn(|n| flags[at + n]);
+        u64::from_le_bytes(eight)
+    });
+    if a | b | c | d == 0 {
+        return 0;
+    }
+    u32::from_le_bytes(
+        [a, b, c, d].map(|eight| (eight.wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8),
+    )
 }
 
 /// The text of a valid JSON string, given without its quotes. A lone surrogate becomes the three
