@@ -384,3 +384,152 @@ impl Names {
         series
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a limit is exact over any number of threads, and what was taken comes back once.
+    //! Method: threads that take and give back at random while another reads, compared at the end
+    //! (and at every reading) with the law.
+
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+    use crate::pure::units::Rng;
+
+    const THREADS: u64 = 4;
+    const ROUNDS: u64 = 20_000;
+
+    #[test]
+    fn slots_are_exact_over_threads() {
+        const LIMIT: u32 = 3;
+        let row = Registry::new().backend("b").unwrap();
+        let over = AtomicBool::new(false);
+        let taken: u64 = thread::scope(|scope| {
+            let work: Vec<_> = (0..THREADS)
+                .map(|seed| {
+                    let (row, over) = (&row, &over);
+                    scope.spawn(move || {
+                        let mut rng = Rng::seeded(seed);
+                        let mut held = Vec::new();
+                        let mut taken = 0;
+                        for _ in 0..ROUNDS {
+                            if rng.below(2) == 0 {
+                                held.pop();
+                            } else if let Some(slot) = Slot::take(row, Some(LIMIT)) {
+                                taken += 1;
+                                held.push(slot);
+                            }
+                            if row.in_flight() > u64::from(LIMIT)
+                                || row.in_flight() < held.len() as u64
+                            {
+                                over.store(true, Ordering::Relaxed);
+                            }
+                        }
+                        taken
+                    })
+                })
+                .collect();
+            work.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert!(!over.load(Ordering::Relaxed), "more than {LIMIT} at once, or fewer than are held");
+        assert!(taken > u64::from(LIMIT));
+        assert_eq!(row.in_flight(), 0);
+        let all: Vec<Slot> = (0..LIMIT).map_while(|_| Slot::take(&row, Some(LIMIT))).collect();
+        assert_eq!(all.len(), LIMIT as usize);
+        assert!(Slot::take(&row, Some(LIMIT)).is_none());
+        assert!(Slot::take(&row, None).is_some(), "no limit always succeeds");
+    }
+
+    #[test]
+    fn budgets_are_exact_over_threads_whatever_grows_and_shrinks() {
+        const LIMIT: u64 = 10_000;
+        let budget = Arc::<Budget>::default();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for seed in 0..THREADS {
+                let (budget, over) = (&budget, &over);
+                scope.spawn(move || {
+                    let mut rng = Rng::seeded(seed);
+                    let mut held: Vec<Hold> = Vec::new();
+                    for _ in 0..ROUNDS {
+                        match rng.below(4) {
+                            0 => drop(held.pop()),
+                            1 => held.extend(budget.take(rng.below(2_000), LIMIT)),
+                            2 => {
+                                if let Some(hold) = held.last_mut() {
+                                    hold.grow(rng.below(500), LIMIT);
+                                }
+                            }
+                            _ => {
+                                if let Some(hold) = held.last_mut() {
+                                    hold.shrink_to(rng.below(500));
+                                }
+                            }
+                        }
+                        let own: u64 = held.iter().map(Hold::amount).sum();
+                        if budget.held() > LIMIT || budget.held() < own {
+                            over.store(true, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        assert!(!over.load(Ordering::Relaxed));
+        assert_eq!(budget.held(), 0);
+        assert!(budget.take(LIMIT + 1, LIMIT).is_none() && budget.take(u64::MAX, LIMIT).is_none());
+        let mut hold = budget.take(LIMIT, LIMIT).unwrap();
+        assert!(!hold.grow(1, LIMIT) && !hold.grow(u64::MAX, LIMIT));
+        hold.shrink_to(u64::MAX);
+        assert_eq!((hold.amount(), budget.held()), (LIMIT, LIMIT));
+    }
+
+    #[test]
+    fn what_a_panic_holds_comes_back() {
+        let mut registry = Registry::new();
+        let (row, tenant) = (registry.backend("b").unwrap(), registry.tenant("t").unwrap());
+        let totals = Arc::clone(registry.totals());
+        let (in_thread, of_tenant) = (Arc::clone(&row), Arc::clone(&tenant));
+        let thread = thread::spawn(move || {
+            let _slot = Slot::take(&in_thread, None);
+            let _held = Held::take(&of_tenant, Some(1));
+            let _hold = totals.buffered_bytes.take(7, 7);
+            std::panic::resume_unwind(Box::new("as a request may"));
+        });
+        assert!(thread.join().is_err());
+        assert_eq!((row.in_flight(), tenant.concurrency.now()), (0, 0));
+        assert_eq!(registry.totals().buffered_bytes.held(), 0);
+    }
+
+    #[test]
+    fn names_keep_their_numbers_and_rows_and_run_out_cleanly() {
+        let mut registry = Registry::new();
+        assert_eq!(registry.names(Kind::Route).len(), 1);
+        assert_eq!(registry.series(Kind::Model, OTHER), Ok(Series(0)));
+        let first = registry.backend("x").unwrap();
+        assert_eq!(registry.series(Kind::Backend, "x"), Ok(first.series));
+        assert!(Arc::ptr_eq(&registry.backend("x").unwrap(), &first));
+        assert_eq!(registry.tenant("x").unwrap().series, Series(1), "kinds number apart");
+        for name in 0..NAMES_MAX - 2 {
+            registry.series(Kind::Backend, &format!("n{name}")).unwrap();
+        }
+        assert_eq!(registry.backends().len(), NAMES_MAX);
+        assert_eq!(registry.backend("one too many").unwrap_err(), Full(Kind::Backend));
+        assert!(registry.room(Kind::Backend, ["x", "n7"].into_iter()).is_ok());
+        assert!(registry.room(Kind::Backend, ["x", "new"].into_iter()).is_err());
+        assert!(registry.backend("x").is_ok(), "known names still have their row");
+        for (index, row) in registry.backends().iter().enumerate() {
+            assert_eq!(row.series.index(), index);
+            assert_eq!(row.name, registry.names(Kind::Backend)[index]);
+        }
+    }
+
+    #[test]
+    fn rows_do_not_share_cache_lines() {
+        let registry = Registry::new();
+        let tenant = &registry.tenants()[0];
+        let at = |count: &Count| std::ptr::from_ref(count).addr();
+        assert!(at(&tenant.concurrency).abs_diff(at(&tenant.reserved_tokens)) >= 64);
+        assert!(align_of::<Count>() >= 64 && size_of::<Count>() >= 64);
+    }
+}

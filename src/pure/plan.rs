@@ -151,6 +151,9 @@ impl Plan {
     /// `env` answers `${VAR}`; `files` reads a secret by path (relative to the configuration's
     /// folder: the caller's matter). Names get their numbers and rows from `registry`, which a
     /// refused text leaves as it was. Allocates freely: for control, never for a shard.
+    ///
+    /// # Errors
+    /// Every problem, never none.
     pub fn build(
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,

@@ -1,13 +1,15 @@
 //! Names to ids, and what only shows when two parts of the file are held together.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 
 use super::problem::{Severity, nearest, suggest};
 use super::read::{Named, Reader};
-use super::spec::{EVERY_NAME, ModelSpec, Over, RouteSpec, Spec, TenantSpec};
+use super::spec::{
+    BackendSpec, EVERY_NAME, KeySpec, ModelSpec, Over, PoolSpec, RouteSpec, Spec, TenantSpec,
+};
 use super::tree::Pos;
 use super::{
     Backend, Budget, Canary, Candidate, Fallback, Fleet, Key, Lookup, Model, OverBudget, Pattern,
@@ -52,7 +54,7 @@ pub(super) fn plan(
     let assembled = room(registry, &spec, &models.implicit)
         .and_then(|()| assemble(spec, models.implicit, links, registry));
     match assembled {
-        Ok(plan) => Some(Plan { lookup, notices, digest, ..plan }),
+        Ok(plan) => Some(Plan { notices, digest, lookup, ..plan }),
         Err(full) => {
             let hint = "restart the gateway: it numbers names for its whole life".to_owned();
             r.problem(Pos::START, "", full.to_string(), Some(hint));
@@ -379,7 +381,7 @@ fn candidates(
     let weights: Vec<u32> = if route.weights.is_empty() {
         backends.iter().map(|backend| backend.weight).collect()
     } else {
-        let version_of = |backend: &super::spec::BackendSpec| {
+        let version_of = |backend: &BackendSpec| {
             let version = backend.version.as_deref()?;
             route.weights.iter().position(|(at, _)| at.name == version)
         };
@@ -416,7 +418,7 @@ fn share_out(versions: &[u32], members: &[(Option<usize>, u32)]) -> Vec<u32> {
             of_version.map(|member| u64::from(member.1)).sum()
         })
         .collect();
-    let exact = || -> Option<Vec<u64>> {
+    let exact = || -> Option<Vec<u32>> {
         let mut scale: u64 = 1;
         for &sum in sums.iter().filter(|&&sum| sum > 0) {
             scale = (scale / gcd(scale, sum)).checked_mul(sum)?;
@@ -429,12 +431,10 @@ fn share_out(versions: &[u32], members: &[(Option<usize>, u32)]) -> Vec<u32> {
         };
         let shares: Vec<u64> = members.iter().map(share).collect::<Option<_>>()?;
         let common = shares.iter().fold(0, |common, &share| gcd(common, share)).max(1);
-        let shares: Vec<u64> = shares.iter().map(|share| share / common).collect();
-        shares.iter().all(|&share| share <= u64::from(u32::MAX)).then_some(shares)
+        shares.iter().map(|share| u32::try_from(share / common).ok()).collect()
     };
-    let fits = |share: u64| u32::try_from(share).unwrap_or(u32::MAX);
     if let Some(shares) = exact() {
-        return shares.into_iter().map(fits).collect();
+        return shares;
     }
     let used = (0..versions.len()).filter(|&version| sums[version] > 0);
     let whole: u128 = used.map(|version| u128::from(versions[version])).sum();
@@ -444,7 +444,8 @@ fn share_out(versions: &[u32], members: &[(Option<usize>, u32)]) -> Vec<u32> {
             Some(version) if versions[version] > 0 && weight > 0 => {
                 let part = (u128::from(versions[version]) * u128::from(weight)) << 24;
                 // At most 2^24, since both factors are parts of their sums.
-                fits((part / (u128::from(sums[version]) * whole)).max(1) as u64)
+                let share = part / (u128::from(sums[version]) * whole);
+                u32::try_from(share.max(1)).unwrap_or(u32::MAX)
             }
             _ => 0,
         })
@@ -488,11 +489,7 @@ fn tenant_links(
     })
 }
 
-fn key_tenant(
-    r: &mut Reader<'_>,
-    names: &Names<'_>,
-    key: &super::spec::KeySpec,
-) -> Option<TenantId> {
+fn key_tenant(r: &mut Reader<'_>, names: &Names<'_>, key: &KeySpec) -> Option<TenantId> {
     r.owned("key", &key.at.name, |r| {
         find(r, "tenant", &names.tenants, &key.tenant).map(|tenant| TenantId(id(tenant)))
     })
@@ -610,14 +607,14 @@ fn advise(r: &mut Reader<'_>, spec: &Spec, models: &Models, lookup: &Lookup) {
             r.notice(late.at.pos, &late.at.path, message, Severity::Advice);
         }
     }
-    let mut used: Map<&str, ()> = Map::default();
+    let mut used: HashSet<&str, FixedState> = HashSet::default();
     for route in &spec.routes {
-        used.insert(&route.pool.name, ());
+        used.insert(&route.pool.name);
         if let Some(shadow) = &route.shadow {
-            used.insert(&shadow.pool.name, ());
+            used.insert(&shadow.pool.name);
         }
     }
-    for pool in spec.pools.iter().filter(|pool| !used.contains_key(pool.at.name.as_str())) {
+    for pool in spec.pools.iter().filter(|pool| !used.contains(pool.at.name.as_str())) {
         let message = format!("no route uses pool `{}`", pool.at.name);
         r.notice(pool.at.pos, &pool.at.path, message, Severity::Advice);
     }
@@ -644,75 +641,8 @@ fn assemble(
     links: Links,
     registry: &mut Registry,
 ) -> Result<Plan, Full> {
-    let mut pools = Vec::with_capacity(spec.pools.len());
-    let mut backends = Vec::new();
-    for (index, pool) in spec.pools.into_iter().enumerate() {
-        let first = backends.len();
-        for backend in pool.backends {
-            let row = registry.backend(&backend.at.name)?;
-            backends.push(Backend {
-                name: Arc::clone(&row.name),
-                series: row.series,
-                pool: PoolId(id(index)),
-                host: backend.target.host,
-                port: backend.target.port,
-                host_header: backend.target.authority,
-                base_path: backend.target.base_path,
-                weight: backend.weight,
-                api_key: backend.api_key,
-                version: backend.version.map(Arc::from),
-                region: backend.region.map(Arc::from),
-                tags: backend.tags,
-                slots: backend.slots,
-                cost: backend.cost,
-                gpu: backend.gpu,
-                row,
-            });
-        }
-        pools.push(Pool {
-            series: registry.series(Kind::Pool, &pool.at.name)?,
-            name: Arc::from(pool.at.name),
-            dialect: pool.dialect,
-            backends: (first..backends.len()).map(|backend| BackendId(id(backend))).collect(),
-            timeouts: pool.timeouts,
-            idle: pool.idle,
-            idle_for: pool.idle_for,
-            max: pool.max,
-            wait: pool.wait,
-            forward: pool.forward,
-            breaker: pool.breaker,
-            health: pool.health,
-            scrape: pool.scrape,
-            sleep: pool.sleep,
-        });
-    }
-    let mut models = Vec::with_capacity(spec.models.len() + implicit.len());
-    for (model, fallback) in spec.models.into_iter().zip(links.fallbacks) {
-        models.push(Model {
-            series: registry.series(Kind::Model, &model.at.name)?,
-            name: Arc::from(model.at.name),
-            aliases: model.aliases.into_iter().map(|alias| alias.name.into()).collect(),
-            context: model.context,
-            max_output: model.max_output,
-            price: model.price,
-            tokenizer: model.tokenizer.map(String::into_boxed_str),
-            kv: model.kv,
-            fallback,
-        });
-    }
-    for name in implicit {
-        models.push(Model {
-            series: registry.series(Kind::Model, &name)?,
-            name: Arc::from(name),
-            aliases: Vec::new(),
-            context: None,
-            max_output: None,
-            price: None,
-            tokenizer: None,
-            kv: None,
-            fallback: Vec::new(),
-        });
-    }
+    let (pools, backends) = pools(spec.pools, registry)?;
+    let models = models(spec.models, links.fallbacks, implicit, registry)?;
     let mut routes = Vec::with_capacity(spec.routes.len());
     for (route, links) in spec.routes.into_iter().zip(links.routes) {
         // A route without links has left a problem behind, and no plan is made.
@@ -730,26 +660,7 @@ fn assemble(
         .collect();
     let mut tenants = Vec::with_capacity(spec.tenants.len());
     for (tenant, (tier, downgrade)) in spec.tenants.into_iter().zip(links.tenants) {
-        let row = registry.tenant(&tenant.at.name)?;
-        let budget = tenant.budget.map(|budget| Budget {
-            limit: budget.limit,
-            per: budget.per,
-            over: match (budget.over, downgrade) {
-                (Over::Downgrade(_), Some(model)) => OverBudget::Downgrade(model),
-                (Over::ReadOnly, _) => OverBudget::ReadOnly,
-                _ => OverBudget::Refuse,
-            },
-        });
-        tenants.push(Tenant {
-            name: Arc::clone(&row.name),
-            series: row.series,
-            tier,
-            models: tenant.models.into_iter().map(|(pattern, _)| pattern).collect(),
-            regions: tenant.regions,
-            reserve: tenant.reserve,
-            budget,
-            row,
-        });
+        tenants.push(tenant_of(tenant, tier, downgrade, registry)?);
     }
     let mut keys = Vec::with_capacity(spec.keys.len());
     for (key, tenant) in spec.keys.into_iter().zip(links.keys) {
@@ -777,6 +688,124 @@ fn assemble(
         notices: Vec::new(),
         digest: 0,
         lookup: Lookup::default(),
+    })
+}
+
+fn pools(specs: Vec<PoolSpec>, registry: &mut Registry) -> Result<(Vec<Pool>, Vec<Backend>), Full> {
+    let mut pools = Vec::with_capacity(specs.len());
+    let mut backends = Vec::new();
+    for (index, pool) in specs.into_iter().enumerate() {
+        let first = backends.len();
+        for backend in pool.backends {
+            backends.push(backend_of(backend, PoolId(id(index)), registry)?);
+        }
+        pools.push(Pool {
+            series: registry.series(Kind::Pool, &pool.at.name)?,
+            name: Arc::from(pool.at.name),
+            dialect: pool.dialect,
+            backends: (first..backends.len()).map(|backend| BackendId(id(backend))).collect(),
+            timeouts: pool.timeouts,
+            idle: pool.idle,
+            idle_for: pool.idle_for,
+            max: pool.max,
+            wait: pool.wait,
+            forward: pool.forward,
+            breaker: pool.breaker,
+            health: pool.health,
+            scrape: pool.scrape,
+            sleep: pool.sleep,
+        });
+    }
+    Ok((pools, backends))
+}
+
+fn backend_of(
+    backend: BackendSpec,
+    pool: PoolId,
+    registry: &mut Registry,
+) -> Result<Backend, Full> {
+    let row = registry.backend(&backend.at.name)?;
+    Ok(Backend {
+        name: Arc::clone(&row.name),
+        series: row.series,
+        pool,
+        host: backend.target.host,
+        port: backend.target.port,
+        host_header: backend.target.authority,
+        base_path: backend.target.base_path,
+        weight: backend.weight,
+        api_key: backend.api_key,
+        version: backend.version.map(Arc::from),
+        region: backend.region.map(Arc::from),
+        tags: backend.tags,
+        slots: backend.slots,
+        cost: backend.cost,
+        gpu: backend.gpu,
+        row,
+    })
+}
+
+fn models(
+    specs: Vec<ModelSpec>,
+    fallbacks: Vec<Vec<Fallback>>,
+    implicit: Vec<Box<str>>,
+    registry: &mut Registry,
+) -> Result<Vec<Model>, Full> {
+    let mut models = Vec::with_capacity(specs.len() + implicit.len());
+    for (model, fallback) in specs.into_iter().zip(fallbacks) {
+        models.push(Model {
+            series: registry.series(Kind::Model, &model.at.name)?,
+            name: Arc::from(model.at.name),
+            aliases: model.aliases.into_iter().map(|alias| alias.name.into()).collect(),
+            context: model.context,
+            max_output: model.max_output,
+            price: model.price,
+            tokenizer: model.tokenizer.map(String::into_boxed_str),
+            kv: model.kv,
+            fallback,
+        });
+    }
+    for name in implicit {
+        models.push(Model {
+            series: registry.series(Kind::Model, &name)?,
+            name: Arc::from(name),
+            aliases: Vec::new(),
+            context: None,
+            max_output: None,
+            price: None,
+            tokenizer: None,
+            kv: None,
+            fallback: Vec::new(),
+        });
+    }
+    Ok(models)
+}
+
+fn tenant_of(
+    tenant: TenantSpec,
+    tier: Option<usize>,
+    downgrade: Option<ModelId>,
+    registry: &mut Registry,
+) -> Result<Tenant, Full> {
+    let row = registry.tenant(&tenant.at.name)?;
+    let budget = tenant.budget.map(|budget| Budget {
+        limit: budget.limit,
+        per: budget.per,
+        over: match (budget.over, downgrade) {
+            (Over::Downgrade(_), Some(model)) => OverBudget::Downgrade(model),
+            (Over::ReadOnly, _) => OverBudget::ReadOnly,
+            _ => OverBudget::Refuse,
+        },
+    });
+    Ok(Tenant {
+        name: Arc::clone(&row.name),
+        series: row.series,
+        tier,
+        models: tenant.models.into_iter().map(|(pattern, _)| pattern).collect(),
+        regions: tenant.regions,
+        reserve: tenant.reserve,
+        budget,
+        row,
     })
 }
 

@@ -228,15 +228,14 @@ impl<'a> Reader<'a> {
             return;
         }
         let message = format!("`{}` is {}", last_word(unbuilt.shape), unbuilt.message);
-        match self.unbuilt.iter().find(|(shape, _)| *shape == unbuilt.shape) {
-            Some(&(_, first)) => self.notices[first].places += 1,
-            None => {
-                let place = self.notices.len();
-                self.notice(pos, &item.path, message, unbuilt.severity);
-                if self.notices.len() > place {
-                    self.unbuilt.push((unbuilt.shape, place));
-                }
-            }
+        if let Some(&(_, first)) = self.unbuilt.iter().find(|(shape, _)| *shape == unbuilt.shape) {
+            self.notices[first].places += 1;
+            return;
+        }
+        let place = self.notices.len();
+        self.notice(pos, &item.path, message, unbuilt.severity);
+        if self.notices.len() > place {
+            self.unbuilt.push((unbuilt.shape, place));
         }
     }
 
@@ -306,18 +305,13 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A list, or its only element without the list.
-    pub(super) fn list_or_one(&mut self, item: &Item<'a>) -> Vec<Item<'a>> {
-        item.elements().unwrap_or_else(|| vec![item.clone()])
-    }
-
     /// Every element of a list (or the one) by `read`; wrong ones are left out.
     pub(super) fn all<T>(
         &mut self,
         item: &Item<'a>,
         mut read: impl FnMut(&mut Reader<'a>, &Item<'a>) -> Option<T>,
     ) -> Vec<T> {
-        let items = self.list_or_one(item);
+        let items = item.elements().unwrap_or_else(|| vec![item.clone()]);
         items.iter().filter_map(|item| read(self, item)).collect()
     }
 
@@ -371,15 +365,13 @@ impl<'a> Reader<'a> {
             }
             match (self.env)(name).filter(|value| default.is_none() || !value.is_empty()) {
                 Some(value) => out.push_str(&value),
-                None => match default {
-                    Some(default) => out.push_str(default),
-                    None => {
-                        let message = format!("the environment has no variable `{name}`");
-                        let hint = format!("set it, or write `${{{name}:-default}}`");
-                        self.wrong(item, message, Some(hint));
-                        return None;
-                    }
-                },
+                None if default.is_some() => out.push_str(default.unwrap_or_default()),
+                None => {
+                    let message = format!("the environment has no variable `{name}`");
+                    let hint = format!("set it, or write `${{{name}:-default}}`");
+                    self.wrong(item, message, Some(hint));
+                    return None;
+                }
             }
             rest = &after[end + 1..];
         }

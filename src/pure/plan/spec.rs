@@ -55,7 +55,7 @@ impl Default for ServerSpec {
             send_timeout: CLIENT_TIMEOUTS.send,
             half_close: HalfClose::Abort,
             trust_forwarded: Vec::new(),
-            grace: Duration::from_secs(600),
+            grace: Duration::from_mins(10),
         };
         ServerSpec { server, places: Vec::new() }
     }
@@ -283,7 +283,7 @@ const TOKENS_MAX: u64 = 1 << 40;
 fn server<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<ServerSpec> {
     r.fields(item, |r, f| {
         let listen = f.need(r, "listen", "as in `listen: \"0.0.0.0:8080\"`", |r, item| {
-            if r.list_or_one(item).is_empty() {
+            if matches!(&item.node.value, Value::List(list) if list.is_empty()) {
                 r.wrong(item, "there is no address to listen on".to_owned(), None);
             }
             Some(r.all(item, |r, item| Some((listen(r, item)?, place(item)))))

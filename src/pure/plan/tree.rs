@@ -277,17 +277,16 @@ impl Builder<'_> {
                         ));
                     }
                 },
-                Some((name, pos)) => match seen.get(&name) {
-                    Some(first) => {
+                Some((name, pos)) => {
+                    if let Some(first) = seen.get(&name) {
                         let message =
                             format!("`{name}` is here twice; the first is on line {}", first.line);
                         self.problems.push(problem(pos, message, Some("keep one of them")));
-                    }
-                    None => {
+                    } else {
                         seen.insert(name.clone(), pos);
                         entries.push(Entry { key: name, pos, node });
                     }
-                },
+                }
             },
         }
         Ok(())
@@ -295,14 +294,12 @@ impl Builder<'_> {
 }
 
 fn no_tag(span: Span, tag: Option<&Tag>) -> Result<(), Problem> {
-    match tag {
-        None => Ok(()),
-        Some(_) => {
-            let at = span.tag_start().unwrap_or(span.start);
-            let pos = position(at.line(), at.col());
-            Err(problem(pos, "a tag means nothing here".to_owned(), Some("remove the `!...`")))
-        }
+    if tag.is_none() {
+        return Ok(());
     }
+    let at = span.tag_start().unwrap_or(span.start);
+    let pos = position(at.line(), at.col());
+    Err(problem(pos, "a tag means nothing here".to_owned(), Some("remove the `!...`")))
 }
 
 const TABS: &str = "YAML is indented with spaces; replace the tab";

@@ -31,7 +31,7 @@ impl Wrong {
 }
 
 /// The longest duration that means anything here. Beyond it a slip of units is more likely.
-const DURATION_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+const DURATION_MAX: Duration = Duration::from_hours(366 * 24);
 
 /// `1500ms`, `30s`, `10m`, `2h`, `1d`, `1m30s`, `0.5s`.
 pub(super) fn duration(text: &str) -> Result<Duration, Wrong> {
@@ -112,19 +112,20 @@ pub(super) fn rate(text: &str) -> Result<u64, Wrong> {
 /// A share of a whole, 0 to 1: `20%`, `99.95%`, `0.2`.
 pub(super) fn ratio(text: &str) -> Result<f64, Wrong> {
     let wrong = || Wrong::new("{shown} is not a share", "write it as `20%` or `0.2`");
-    let (number, scale) = match text.strip_suffix('%') {
-        Some(number) => (number.trim_end(), 100.0),
-        None => (text, 1.0),
+    let (digits, per_cent) = match text.strip_suffix('%') {
+        Some(digits) => (digits.trim_end(), true),
+        None => (text, false),
     };
-    if !number.bytes().all(|b| b.is_ascii_digit() || b == b'.' || b == b'-') {
+    if !digits.bytes().all(|b| b.is_ascii_digit() || b == b'.' || b == b'-') {
         return Err(wrong());
     }
-    let share = number.parse::<f64>().map_err(|_| wrong())? / scale;
+    let number = digits.parse::<f64>().map_err(|_| wrong())?;
+    let share = if per_cent { number / 100.0 } else { number };
     if (0.0..=1.0).contains(&share) {
         return Ok(share);
     }
-    let hint = if scale == 1.0 && (1.0..=100.0).contains(&share) {
-        format!("write `{number}%` for per cent")
+    let hint = if !per_cent && (1.0..=100.0).contains(&share) {
+        format!("write `{digits}%` for per cent")
     } else {
         "a share lies between 0% and 100%".to_owned()
     };
@@ -268,8 +269,8 @@ pub(super) fn sha256(text: &str) -> Result<[u8; 32], Wrong> {
     for (byte, pair) in digest.iter_mut().zip(bytes.chunks_exact(2)) {
         let nibble = |digit: u8| (digit as char).to_digit(16);
         match (nibble(pair[0]), nibble(pair[1])) {
-            // Two hex digits make at most 255.
-            (Some(high), Some(low)) => *byte = (high << 4 | low) as u8,
+            // Two hex digits fit.
+            (Some(high), Some(low)) => *byte = u8::try_from(high << 4 | low).unwrap_or(0),
             _ => return Err(wrong("a SHA-256 is written in hex digits only")),
         }
     }
@@ -329,6 +330,11 @@ pub(super) struct Target {
 pub(super) fn url(text: &str) -> Result<Target, Wrong> {
     const HINT: &str = "write it as `http://10.0.0.12:8000` or `http://host:8000/base/v1`";
     let wrong = |what: &str| Wrong::new(what, HINT);
+    if text.contains('@') {
+        let hint = "put the credential into `api_key: { file: ... }`";
+        // First of all checks, since the others would show the credential again.
+        return Err(Wrong::new("a backend's URL holds no user, no password, no `@`", hint));
+    }
     let (scheme, rest) =
         text.split_once("://").ok_or_else(|| wrong("{shown} has no scheme such as `http://`"))?;
     let tls = match scheme.to_ascii_lowercase().as_str() {
@@ -340,11 +346,6 @@ pub(super) fn url(text: &str) -> Result<Target, Wrong> {
         return Err(wrong("{shown} has a query or a fragment, which a backend has not"));
     }
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    if authority.contains('@') {
-        let hint = "put the credential into `api_key: { file: ... }`";
-        // The credential must not be shown again.
-        return Err(Wrong::new("a backend's URL holds no user or password", hint));
-    }
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, port) =
