@@ -32,6 +32,8 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
+use crate::export::UNWRITTEN;
+use crate::meter::events;
 use crate::meter::text::{Facts, Process, render, usage_json};
 use crate::meter::{Catalog, Ledger, Link};
 use crate::pure::plan::{AdminListen, Plan, Problem};
@@ -129,6 +131,8 @@ async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
             reloads_in_force: desk.reloads.in_force.load(Ordering::Relaxed),
             reloads_refused: desk.reloads.refused.load(Ordering::Relaxed),
             panics: rt::PANICS.load(Ordering::Relaxed),
+            records_unwritten: UNWRITTEN.load(Ordering::Relaxed),
+            events_lost: events::LOST.load(Ordering::Relaxed),
             process: process(desk.started),
         })
     });

@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 
 use crate::meter::events::{Level, say};
-use crate::meter::text::{UNWRITTEN, json_string, time_string};
+use crate::meter::text::{json_string, time_string};
 use crate::meter::{Catalog, Record, Records, name_in};
 use crate::pure::board::OTHER;
 
@@ -81,6 +81,9 @@ impl AccessLog {
         self.writer.is_finished()
     }
 }
+
+/// Records that reached the writer and could not be written: disk full, pipe closed.
+pub static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
 
 struct Writer {
     out: Out,

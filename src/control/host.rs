@@ -152,9 +152,13 @@ fn who_listens(port: u16) -> Option<String> {
     })?;
     let wanted = PathBuf::from(format!("socket:[{socket}]"));
     for process in std::fs::read_dir("/proc").ok()?.flatten() {
+        let pid = process.file_name().to_string_lossy().into_owned();
+        if !pid.bytes().all(|byte| byte.is_ascii_digit()) {
+            continue;
+        }
         let Ok(fds) = std::fs::read_dir(process.path().join("fd")) else { continue };
         if fds.flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == wanted)) {
-            return Some(called(&process.file_name().to_string_lossy()));
+            return Some(called(&pid));
         }
     }
     None

@@ -158,7 +158,7 @@ mod tests {
             .map(|(index, host)| format!("{{ name: b{index}, url: 'http://{host}:8000' }}"))
             .collect();
         let text = format!(
-            "pools: {{ p: {{ backends: [ {} ] }} }}\nroutes: [ {{ name: default, pool: p }} ]\n",
+            "server: {{ listen: '127.0.0.1:0' }}\npools: {{ p: {{ backends: [ {} ] }} }}\nroutes: [ {{ name: default, pool: p }} ]\n",
             backends.join(", ")
         );
         let no_file = |_: &str| Err("no files".to_owned());

@@ -7,9 +7,8 @@
 //! `rate()`. The only exceptions are statuses other than 200, of which there are 46 at most.
 
 use std::fmt::Write as _;
-use std::sync::atomic::Ordering;
 
-use super::{Booked, Catalog, Failure, Ledger, STATUSES, TIMED_NAMES_MAX, Times, TokenRow, events};
+use super::{Booked, Catalog, Failure, Ledger, STATUSES, TIMED_NAMES_MAX, Times, TokenRow};
 use crate::pure::board::Totals;
 use crate::pure::units::{Series, ShardId};
 
@@ -27,6 +26,9 @@ pub struct Facts<'a> {
     pub reloads_refused: u64,
     /// Tasks that panicked and were contained.
     pub panics: u64,
+    /// Access records that reached the writer and could not be written.
+    pub records_unwritten: u64,
+    pub events_lost: u64,
     pub process: Process,
 }
 
@@ -237,15 +239,11 @@ fn gateway(page: &mut Page, facts: &Facts) {
     page.head("forebay_panics_total", COUNTER, "Panics contained; each is a bug.");
     page.line("forebay_panics_total", &[], facts.panics);
     page.head("forebay_access_log_dropped_total", COUNTER, "Access records nobody could take.");
-    let unwritten = UNWRITTEN.load(Ordering::Relaxed);
-    let dropped = facts.ledger.shards.records_dropped.saturating_add(unwritten);
+    let dropped = facts.ledger.shards.records_dropped.saturating_add(facts.records_unwritten);
     page.line("forebay_access_log_dropped_total", &[], dropped);
     page.head("forebay_events_dropped_total", COUNTER, "Diagnostic events that were not written.");
-    page.line("forebay_events_dropped_total", &[], events::LOST.load(Ordering::Relaxed));
+    page.line("forebay_events_dropped_total", &[], facts.events_lost);
 }
-
-/// Access records that reached the writer and could not be written: disk full, pipe closed.
-pub static UNWRITTEN: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
 
 /// The names that every Prometheus client library uses.
 fn process(page: &mut Page, process: &Process) {
@@ -499,6 +497,8 @@ mod tests {
             reloads_in_force: 0,
             reloads_refused: 0,
             panics: 0,
+            records_unwritten: 0,
+            events_lost: 0,
             process: Process::default(),
         })
     }
