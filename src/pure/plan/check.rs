@@ -204,7 +204,7 @@ fn exact(pattern: &Pattern) -> Option<&str> {
     }
 }
 
-/// Lists have far fewer than 2^32 elements: the text has at most 2^23 bytes.
+/// Lists have far fewer than 2^32 elements: the text has at most 2^22 bytes.
 fn id(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
 }

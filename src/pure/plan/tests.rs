@@ -479,6 +479,14 @@ fn plain_words_keep_their_spelling() {
 }
 
 #[test]
+fn a_byte_order_mark_and_windows_line_ends_change_nothing() {
+    let text = format!("{}{}", '\u{feff}', SMALL.replace('\n', "\r\n"));
+    assert_eq!(good(&text).backends.len(), 2);
+    let problems = build(&text.replace("pool: main", "pool: mian")).unwrap_err();
+    assert_eq!((problems[0].line, problems[0].column), (12, 11));
+}
+
+#[test]
 fn json_is_read_as_it_is() {
     let json = "{\n\t\"server\": {\"listen\": \"127.0.0.1:1\"},\n\t\"pools\": {\"p\": {\"backends\": \
                 [{\"url\": \"http:\\/\\/h\", \"weight\": null, \"name\": \"caf\\u00e9 \\ud83d\\ude00\"}]}},\n\

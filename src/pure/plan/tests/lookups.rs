@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::pure::board::{Kind, Slot};
 
-fn names_of<'p>(plan: &'p Plan, tenant: Option<TenantId>) -> Vec<&'p str> {
+fn names_of(plan: &Plan, tenant: Option<TenantId>) -> Vec<&str> {
     plan.visible_models(tenant).map(|(name, _)| name).collect()
 }
 
