@@ -219,14 +219,20 @@ fn load(args: &Load) -> io::Result<bool> {
     {
         let cpu_us = (after.cpu_ns - before.cpu_ns) as f64 / 1000.0;
         let switches = (after.switches - before.switches) as f64;
-        println!(
-            "watched       {:.2} cores, {:.2} us CPU and {:.2} switches per request, {:.2} us and {:.2} per chunk",
-            cpu_us / 1e6 / report.window_s,
-            cpu_us / report.requests as f64,
-            switches / report.requests as f64,
-            cpu_us / report.chunks as f64,
-            switches / report.chunks as f64,
-        );
+        print!("watched       {:.2} cores", cpu_us / 1e6 / report.window_s);
+        // In a plain answer the only chunk is the request.
+        let chunks = if args.stream { report.chunks } else { 0 };
+        for (unit, count) in [("request", report.requests), ("chunk", chunks)] {
+            if count > 0 {
+                let count = count as f64;
+                print!(
+                    "; {:.2} us and {:.2} switches per {unit}",
+                    cpu_us / count,
+                    switches / count
+                );
+            }
+        }
+        println!();
     }
     Ok(report.wrong == 0)
 }

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use crate::process;
 use report::{Results, Row};
 use scenario::{Length, Numbers, Scenario, Unit};
 use target::{Kind, Running, Target};
@@ -23,6 +24,8 @@ use target::{Kind, Running, Target};
 /// More CPU than this used by others in a window, in cores, and the window is measured again.
 const FOREIGN_MAX: f64 = 0.12;
 const RETRIES_MAX: usize = 2;
+/// After so many measurements that trying again did not help, trying again stops.
+const VAIN_MAX: usize = 8;
 
 /// The command line of `compare`.
 #[derive(Args, Debug)]
@@ -51,6 +54,10 @@ pub struct Compare {
     /// Take disturbed measurements as they are; for a machine that is never quiet.
     #[arg(long)]
     noisy: bool,
+    /// Seconds, all together, that may be spent waiting for others on the machine to be quiet
+    /// before a disturbed measurement is taken again.
+    #[arg(long, default_value_t = 0.0)]
+    patience: f64,
     /// Where the result files go; `-` writes none.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/results"))]
     out: PathBuf,
@@ -66,7 +73,8 @@ pub fn run(args: &Compare) -> io::Result<bool> {
     let rounds = args.rounds.unwrap_or(rounds);
     let window = Duration::from_secs_f64(args.window.unwrap_or(window));
     let length = Length { warmup: (window / 3).max(Duration::from_millis(300)), window };
-    let deadline = begun + Duration::from_secs(deadline);
+    let patience = Duration::from_secs_f64(args.patience);
+    let deadline = begun + Duration::from_secs(deadline) + patience;
     let targets = targets(args)?;
     let scenarios: Vec<Scenario> = scenario::all()
         .into_iter()
@@ -79,7 +87,8 @@ pub fn run(args: &Compare) -> io::Result<bool> {
         })
         .collect();
     let mock = Running::mock()?;
-    let mut run = Run { args, mock, rows: Vec::new(), failures: Vec::new(), starts: 0 };
+    let mut run =
+        Run { args, mock, rows: Vec::new(), failures: Vec::new(), starts: 0, patience, vain: 0 };
 
     let mut running: Vec<Option<Running>> =
         targets.iter().map(|target| run.start(target)).collect();
@@ -104,12 +113,7 @@ pub fn run(args: &Compare) -> io::Result<bool> {
                     cut_short = true;
                     break 'rounds;
                 }
-                eprint!(
-                    "\rround {} of {rounds}: {:<12} {:<20}",
-                    round + 1,
-                    scenario.name,
-                    target.name
-                );
+                progress(round, rounds, scenario, target);
                 let numbers = run.measure(scenario, running, length, deadline);
                 run.keep(scenario, target, round, numbers);
             }
@@ -120,12 +124,7 @@ pub fn run(args: &Compare) -> io::Result<bool> {
     for scenario in scenarios.iter().filter(|scenario| scenario.unit == Unit::Stream) {
         for round in 0..memory_rounds {
             for target in targets.iter().filter(|target| target.kind != Kind::Direct) {
-                eprint!(
-                    "\rround {} of {memory_rounds}: {:<12} {:<20}",
-                    round + 1,
-                    scenario.name,
-                    target.name
-                );
+                progress(round, memory_rounds, scenario, target);
                 let Some(running) = run.start(target) else { continue };
                 // Let it finish what it does at its start.
                 std::thread::sleep(Duration::from_millis(300));
@@ -134,7 +133,7 @@ pub fn run(args: &Compare) -> io::Result<bool> {
             }
         }
     }
-    eprintln!("\r{:<60}", format!("done in {:.0} s", begun.elapsed().as_secs_f64()));
+    eprintln!("done in {:.0} s", begun.elapsed().as_secs_f64());
     let results =
         Results::new(&targets, &scenarios, run.rows, run.failures.clone(), length, cut_short);
     let text = results.markdown();
@@ -151,6 +150,10 @@ struct Run<'a> {
     rows: Vec<Row>,
     failures: Vec<String>,
     starts: usize,
+    /// What is left for waiting.
+    patience: Duration,
+    /// Measurements in a row that stayed disturbed however often they were taken.
+    vain: usize,
 }
 
 impl Run<'_> {
@@ -167,7 +170,7 @@ impl Run<'_> {
 
     /// Again while others disturb, as long as there is time; the quietest try counts.
     fn measure(
-        &self,
+        &mut self,
         scenario: &Scenario,
         running: &Running,
         length: Length,
@@ -175,16 +178,32 @@ impl Run<'_> {
     ) -> io::Result<Numbers> {
         let foreign = |numbers: &Numbers| numbers.get("foreign_cores").copied().unwrap_or(0.0);
         let mut best = scenario.measure(running, &self.mock, length)?;
-        for _ in 0..RETRIES_MAX {
-            if self.args.noisy || foreign(&best) <= FOREIGN_MAX || Instant::now() > deadline {
+        let retries = if self.args.noisy || self.vain >= VAIN_MAX { 0 } else { RETRIES_MAX };
+        for _ in 0..retries {
+            if foreign(&best) <= FOREIGN_MAX || Instant::now() > deadline {
                 break;
             }
+            self.wait_for_quiet();
             let again = scenario.measure(running, &self.mock, length)?;
             if foreign(&again) < foreign(&best) {
                 best = again;
             }
         }
+        self.vain = if foreign(&best) <= FOREIGN_MAX { 0 } else { self.vain + 1 };
         Ok(best)
+    }
+
+    /// Until others leave the machine alone for a moment, or patience has run out.
+    fn wait_for_quiet(&mut self) {
+        let look = Duration::from_millis(300);
+        while self.patience >= look {
+            let before = process::machine_busy();
+            std::thread::sleep(look);
+            self.patience -= look;
+            if (process::machine_busy() - before) / look.as_secs_f64() <= FOREIGN_MAX {
+                return;
+            }
+        }
     }
 
     fn keep(
@@ -206,6 +225,10 @@ impl Run<'_> {
             }
         }
     }
+}
+
+fn progress(round: usize, rounds: usize, scenario: &Scenario, target: &Target) {
+    eprintln!("round {} of {rounds}: {:<12} {}", round + 1, scenario.name, target.name);
 }
 
 fn targets(args: &Compare) -> io::Result<Vec<Target>> {

@@ -700,3 +700,117 @@ fn thread_cpu() -> u64 {
     let t = clock_gettime(ClockId::ThreadCPUTime);
     t.tv_sec.cast_unsigned() * SECOND + t.tv_nsec.cast_unsigned()
 }
+
+#[cfg(test)]
+mod tests {
+    //! The generator against the mock, over sockets: right answers are counted, wrong ones seen.
+    use std::io::{Read, Write};
+    use std::net::{SocketAddr, TcpListener};
+    use std::time::Duration;
+
+    use super::{Mark, Options, Pace, Report, run};
+    use crate::wire::Script;
+
+    fn mock() -> SocketAddr {
+        let listener = crate::net::listen(([127, 0, 0, 1], 0).into()).expect("a port");
+        let addr = listener.local_addr().expect("bound");
+        std::thread::spawn(move || crate::mock::serve_on(listener, Script::default()));
+        addr
+    }
+
+    fn options(addr: SocketAddr) -> Options {
+        Options {
+            addr,
+            path: "/v1/chat/completions".to_owned(),
+            key: Some("k".to_owned()),
+            stream: true,
+            include_usage: false,
+            script: Script { tokens: 5, interval_us: 1000, ..Script::default() },
+            prompt: 100,
+            pace: Pace::Closed,
+            connections: 4,
+            fresh: false,
+            warmup: Duration::from_millis(20),
+            window: Duration::from_millis(100),
+            timeout: Duration::from_secs(5),
+        }
+    }
+
+    fn good(options: &Options) -> Report {
+        let mut marks = Vec::new();
+        let report = run(options, &mut |mark| marks.push(mark)).expect("it runs");
+        assert_eq!(report.faults, Vec::<String>::new());
+        assert_eq!((report.wrong, marks), (0, vec![Mark::Open, Mark::Closed]));
+        report
+    }
+
+    #[test]
+    fn every_way_to_ask_gets_right_answers() {
+        let options = options(mock());
+        let report = good(&options);
+        assert!(report.requests > 4 && report.chunks > 4 * report.requests, "{report:?}");
+        assert_eq!(report.connects, 4);
+        good(&Options { include_usage: true, ..options.clone() });
+        good(&Options {
+            script: Script { first_us: 500, hold_at: 2, hold_us: 3000, ..options.script },
+            ..options.clone()
+        });
+        let plain = Options {
+            stream: false,
+            script: Script { size: 400, tokens: 1, ..options.script },
+            ..options.clone()
+        };
+        assert!(good(&plain).requests > 100);
+        good(&Options { prompt: 300_000, ..plain.clone() });
+        let fresh = good(&Options { fresh: true, ..plain.clone() });
+        assert!(fresh.connects >= fresh.right, "{fresh:?}");
+        let once = good(&Options {
+            pace: Pace::Once,
+            script: Script { tokens: 150, ..options.script },
+            ..options.clone()
+        });
+        assert_eq!((once.right, once.requests), (4, 0));
+        let open = good(&Options {
+            pace: Pace::Open { rate: 1000.0, poisson: true },
+            connections: 50,
+            ..plain
+        });
+        assert!(open.total_us.count > 50, "{open:?}");
+    }
+
+    #[test]
+    fn a_stall_counts_for_every_request_that_should_have_left() {
+        let script = Script { size: 400, tokens: 1, first_us: 10_000, ..Script::default() };
+        let pace = Pace::Open { rate: 1000.0, poisson: false };
+        let window = Duration::from_millis(200);
+        // One connection that answers every 10 ms, asked every millisecond: waits add up.
+        let options = Options {
+            stream: false,
+            script,
+            pace,
+            connections: 1,
+            window,
+            timeout: Duration::from_secs(15),
+            ..options(mock())
+        };
+        let report = good(&options);
+        assert!(report.total_us.count > 150 && report.total_us.p50 > 500_000.0, "{report:?}");
+    }
+
+    #[test]
+    fn a_wrong_answer_is_a_fault() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let addr = listener.local_addr().expect("bound");
+        std::thread::spawn(move || {
+            for sock in listener.incoming() {
+                let mut sock = sock.expect("accepted");
+                let _ = sock.read(&mut [0; 4096]);
+                let _ = sock.write(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n");
+            }
+        });
+        let report =
+            run(&Options { pace: Pace::Once, ..options(addr) }, &mut |_| {}).expect("it runs");
+        assert_eq!((report.right, report.wrong), (0, 4));
+        assert!(report.faults[0].starts_with("status is not 200"), "{report:?}");
+    }
+}

@@ -57,6 +57,14 @@ pub struct Stats {
 pub fn serve(addr: SocketAddr, defaults: Script) -> io::Result<()> {
     let listener = crate::net::listen(addr)?;
     println!("mock on {}", listener.local_addr()?);
+    serve_on(listener, defaults)
+}
+
+/// Serves on a listener that does not block.
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_on(listener: TcpListener, defaults: Script) -> io::Result<()> {
     // The default slack of 50 us would add itself to every chunk's time.
     rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1))?;
     Mock::new(listener, defaults)?.run()

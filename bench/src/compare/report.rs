@@ -178,6 +178,15 @@ impl Results {
         if self.cut_short {
             text += "- **cut short**: time ran out before the last round\n";
         }
+        let foreign: Vec<f64> =
+            self.rows.iter().filter_map(|row| row.numbers.get("foreign_cores").copied()).collect();
+        if let Some(range) = Range::of(foreign).filter(|range| range.median > super::FOREIGN_MAX) {
+            let cell = range.cell(1.0);
+            let _ = writeln!(
+                text,
+                "- **disturbed**: others on the machine used {cell} cores meanwhile, so costs and delays are too high and spread out"
+            );
+        }
         for failure in &self.failures {
             let _ = writeln!(text, "- **failed**: {}", failure.replace('\n', " "));
         }
