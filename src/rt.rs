@@ -13,7 +13,7 @@
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,7 +28,8 @@ use monoio::io::{AsyncReadRent, AsyncWriteRent, OwnedReadHalf, OwnedWriteHalf, S
 use monoio::net::TcpStream;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, sockopt,
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType,
+    sockopt,
 };
 
 use crate::pure::units::Instant;
@@ -359,10 +360,10 @@ impl Socket {
         Socket::new(socket)
     }
 
-    /// Starts a read that appends to `buf`, at most as much as its spare capacity (which must
-    /// not be zero). The buffer comes back from [`Socket::poll_read`].
-    pub fn arm(&mut self, buf: Vec<u8>) {
-        self.inbox.arm(buf);
+    /// Starts a read that appends at most `most` bytes to `buf`, which must have that much room.
+    /// The buffer comes back from [`Socket::poll_read`].
+    pub fn arm(&mut self, buf: Vec<u8>, most: usize) {
+        self.inbox.arm(buf, most);
     }
 
     /// Whether a read is pending or its result waits to be taken.
@@ -378,7 +379,8 @@ impl Socket {
 
     /// Arms and awaits one read. Dropped before its end, the read stays armed.
     pub async fn read(&mut self, buf: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        self.arm(buf);
+        let room = buf.capacity() - buf.len();
+        self.arm(buf, room);
         std::future::poll_fn(|cx| self.poll_read(cx)).await
     }
 
@@ -388,6 +390,35 @@ impl Socket {
     /// `WouldBlock` when its buffer is full, or the connection is broken.
     pub fn try_send(&self, bytes: &[u8]) -> io::Result<usize> {
         Ok(rustix::net::send(self, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?)
+    }
+
+    /// Writes pieces one after the other: in one syscall what the kernel takes at once; a copy of
+    /// the rest is queued. True if nothing had to be. Not while something is queued.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn send_pieces(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<bool> {
+        let whole: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = match pieces {
+            [one] => rustix::net::send(&*self, one, flags),
+            _ => rustix::net::sendmsg(&*self, pieces, &mut SendAncillaryBuffer::default(), flags),
+        };
+        let sent = match sent {
+            Ok(sent) if sent == whole => return Ok(true),
+            Ok(sent) => sent,
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            Err(error) => return Err(error.into()),
+        };
+        let mut rest = Vec::with_capacity(whole - sent);
+        let mut skip = sent;
+        for piece in pieces {
+            let from = skip.min(piece.len());
+            skip -= from;
+            rest.extend_from_slice(&piece[from..]);
+        }
+        self.queue(rest, 0);
+        Ok(false)
     }
 
     /// Reads what has arrived, without waiting: one syscall. Not while a read is armed.
@@ -453,7 +484,7 @@ struct Inbox {
 
 enum Read {
     Idle,
-    Armed(Vec<u8>),
+    Armed(Vec<u8>, usize),
     InFlight,
     Done(io::Result<usize>, Vec<u8>),
 }
@@ -465,9 +496,9 @@ impl Inbox {
         let reader = async move {
             loop {
                 // Woken by nobody: whoever arms it polls it.
-                let buf = std::future::poll_fn(|_| {
+                let (buf, most) = std::future::poll_fn(|_| {
                     match std::mem::replace(&mut *shared.borrow_mut(), Read::InFlight) {
-                        Read::Armed(buf) => Poll::Ready(buf),
+                        Read::Armed(buf, most) => Poll::Ready((buf, most)),
                         other => {
                             *shared.borrow_mut() = other;
                             Poll::Pending
@@ -476,16 +507,16 @@ impl Inbox {
                 })
                 .await;
                 let start = buf.len();
-                let (result, slice) = stream.read(buf.slice_mut(start..)).await;
+                let (result, slice) = stream.read(buf.slice_mut(start..start + most)).await;
                 *shared.borrow_mut() = Read::Done(result, slice.into_inner());
             }
         };
         Inbox { post, reader: Box::pin(reader) }
     }
 
-    fn arm(&mut self, buf: Vec<u8>) {
-        debug_assert!(buf.capacity() > buf.len(), "a read needs room");
-        let before = std::mem::replace(&mut *self.post.borrow_mut(), Read::Armed(buf));
+    fn arm(&mut self, buf: Vec<u8>, most: usize) {
+        debug_assert!(most > 0 && buf.capacity() - buf.len() >= most, "a read needs room");
+        let before = std::mem::replace(&mut *self.post.borrow_mut(), Read::Armed(buf, most));
         debug_assert!(matches!(before, Read::Idle), "one read at a time");
     }
 

@@ -1,0 +1,409 @@
+//! One client connection: heads and bodies in, answers out, and the watch for its leaving.
+//!
+//! A read on the client's socket is always pending, also while it is being answered: that is how
+//! Forebay learns within milliseconds that nobody listens any more. What such a read brings
+//! (pipelined requests) waits in `inbox`, which is bounded.
+
+use std::io::{self, IoSlice};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::pure::answer::Refusal;
+use crate::pure::board::{Budget, Hold};
+use crate::pure::h1::{self, BodyFault, Decoder, Framing, Parse};
+use crate::pure::plan::{HalfClose, Server};
+use crate::pure::units::Instant;
+use crate::rt::{self, Socket, Timer};
+
+/// Room for a request head to begin with, and for what a client sends while it is answered.
+const INBOX_MIN: usize = 2 * 1024;
+/// A body is read in pieces of at most this size, so that looking into it never stalls a shard.
+const PIECE: usize = 64 * 1024;
+/// Buffers beyond this size are not kept between requests.
+const KEEP_MAX: usize = 32 * 1024;
+/// Buffered bytes are taken from the machine's budget in steps of this size.
+const HOLD_STEP: u64 = 64 * 1024;
+/// How long, and for how many bytes, we listen to a client that we have refused in the middle of
+/// its body. Closing at once would reset the connection and the refusal with it.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES: usize = 16 * 1024 * 1024;
+
+/// Why there is no (further) request.
+#[derive(Debug)]
+pub enum NoRequest {
+    /// The client left, was idle for too long, or we are draining: close without a word.
+    Over,
+    /// The head is not acceptable: answer, then close.
+    Refused(Refusal),
+}
+
+/// Why a body was not received.
+#[derive(Debug)]
+pub enum NoBody {
+    /// The client left.
+    Gone,
+    /// Answer, then close.
+    Refused(Refusal),
+}
+
+/// What a client does while it is being answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    Listening,
+    /// It has sent FIN: it will ask no more, and may or may not be listening.
+    HalfClosed,
+    Gone,
+}
+
+pub struct Client {
+    pub socket: Socket,
+    pub peer: IpAddr,
+    /// The request being served, as parsed; its spans lie in `request`.
+    pub head: h1::Request,
+    /// Bytes of that request: the head, then the body, decoded.
+    pub request: Vec<u8>,
+    /// What is being built to be sent.
+    pub out: Vec<u8>,
+    pub timer: Timer,
+    /// Bytes after the request. Away while a read is armed.
+    inbox: Vec<u8>,
+    presence: Presence,
+    /// Requests served so far.
+    pub served: u64,
+}
+
+impl Client {
+    pub fn new(socket: Socket, peer: SocketAddr) -> Client {
+        Client {
+            socket,
+            peer: peer.ip().to_canonical(),
+            head: h1::Request::default(),
+            request: Vec::new(),
+            out: Vec::new(),
+            timer: Timer::new(),
+            inbox: Vec::with_capacity(INBOX_MIN),
+            presence: Presence::Listening,
+            served: 0,
+        }
+    }
+
+    /// Waits for the next request head; afterwards `request` begins with it. `over` is asked at
+    /// each wake-up whether to give up between two requests.
+    ///
+    /// # Errors
+    /// See [`NoRequest`].
+    pub async fn next_head(
+        &mut self,
+        server: &Server,
+        over: impl Fn() -> bool,
+    ) -> Result<(), NoRequest> {
+        let limits = h1::Limits {
+            head_bytes: server.bounds.head,
+            fields: server.bounds.headers,
+            ..h1::Limits::default()
+        };
+        if self.request.capacity() > KEEP_MAX {
+            self.request = Vec::new();
+        }
+        if self.out.capacity() > KEEP_MAX {
+            self.out = Vec::new();
+        }
+        self.request.clear();
+        let waiting = rt::now();
+        let mut begun = None;
+        loop {
+            if !self.socket.is_armed() {
+                match h1::parse_request(&self.inbox, &limits, &mut self.head) {
+                    Ok(Parse::Complete) => break,
+                    Ok(Parse::Partial) if self.presence != Presence::Listening => {
+                        return Err(NoRequest::Over);
+                    }
+                    Ok(Parse::Partial) => {}
+                    Err(refusal) => {
+                        return Err(NoRequest::Refused(Refusal::invalid(
+                            refusal.status,
+                            refusal.message,
+                        )));
+                    }
+                }
+                if begun.is_none() && !self.inbox.is_empty() {
+                    begun = Some(rt::now());
+                }
+                self.arm_inbox(server.bounds.head + INBOX_MIN);
+            }
+            self.timer.set(Some(match begun {
+                Some(begun) => begun + server.head_timeout,
+                None => waiting + server.idle_timeout,
+            }));
+            let read = std::future::poll_fn(|cx| {
+                if let Poll::Ready(read) = self.poll_inbox(cx) {
+                    return Poll::Ready(Some(read));
+                }
+                if begun.is_none() && over() {
+                    return Poll::Ready(None);
+                }
+                self.timer.poll(cx).map(|()| None)
+            });
+            match read.await {
+                Some(Ok(1..)) => {}
+                Some(Ok(0)) | Some(Err(_)) => return Err(NoRequest::Over),
+                None if begun.is_some() => {
+                    let refusal = Refusal::invalid(408, "The request head took too long.");
+                    return Err(NoRequest::Refused(refusal));
+                }
+                None => return Err(NoRequest::Over),
+            }
+        }
+        self.served += 1;
+        std::mem::swap(&mut self.request, &mut self.inbox);
+        // What follows the head belongs to the body; `read_body` gives back what does not.
+        self.inbox.clear();
+        Ok(())
+    }
+
+    /// Reads the whole body behind the head in `request`, decoded. `look` is shown the body so far
+    /// after each piece and may refuse it. Memory grows with what arrives, never with what is
+    /// announced, and stays below twice the body.
+    ///
+    /// # Errors
+    /// See [`NoBody`].
+    pub async fn read_body(
+        &mut self,
+        server: &Server,
+        budget: &Arc<Budget>,
+        mut look: impl FnMut(&[u8]) -> Result<(), Refusal>,
+    ) -> Result<Option<Hold>, NoBody> {
+        let start = self.head.head_len;
+        let mut body = Body {
+            began: rt::now(),
+            decoder: Decoder::bounded(self.head.framing, server.bounds.body),
+            hold: None,
+        };
+        // What came along with the head: to be decoded first, and given back beyond the body.
+        self.inbox.extend_from_slice(&self.request[start..]);
+        self.request.truncate(start);
+        loop {
+            self.decode(&mut body.decoder, server)?;
+            let received = &self.request[start..];
+            if received.len() as u64 > INBOX_MIN as u64 {
+                body.account(received.len() as u64, budget, server.bounds.buffered)?;
+            }
+            look(received).map_err(NoBody::Refused)?;
+            if body.decoder.is_done() {
+                return Ok(body.hold);
+            }
+            let received = received.len() as u64;
+            self.timer.set(body.deadline(received, server));
+            match self.head.framing {
+                // The rest is read in place, without a copy.
+                Framing::Length(length) => self.read_rest(start, length).await?,
+                _ => self.read_more().await?,
+            };
+            if let Framing::Length(_) = self.head.framing {
+                let at = start + usize::try_from(received).unwrap_or(usize::MAX);
+                body.decoder.decode(&self.request[at..]).map_err(|fault| refuse(fault, server))?;
+            }
+        }
+    }
+
+    /// Moves body bytes from the inbox to the end of `request`.
+    fn decode(&mut self, decoder: &mut Decoder, server: &Server) -> Result<(), NoBody> {
+        loop {
+            let piece = decoder.decode(&self.inbox).map_err(|fault| refuse(fault, server))?;
+            self.request.extend_from_slice(&self.inbox[piece.data.clone()]);
+            self.inbox.drain(..piece.consumed);
+            if piece.end || piece.consumed == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One read to the end of `request`, never beyond the body's end.
+    async fn read_rest(&mut self, start: usize, length: u64) -> Result<usize, NoBody> {
+        let whole = start.saturating_add(usize::try_from(length).unwrap_or(usize::MAX));
+        let most = (whole - self.request.len()).min(PIECE);
+        if self.request.capacity() - self.request.len() < most {
+            let doubled = self.request.capacity().saturating_mul(2).min(whole);
+            let target = doubled.max(self.request.len() + most);
+            self.request.reserve_exact(target - self.request.len());
+        }
+        let buf = std::mem::take(&mut self.request);
+        self.socket.arm(buf, most);
+        let read = std::future::poll_fn(|cx| {
+            if let Poll::Ready((read, buf)) = self.socket.poll_read(cx) {
+                self.request = buf;
+                return Poll::Ready(Some(read));
+            }
+            self.timer.poll(cx).map(|()| None)
+        });
+        received(read.await)
+    }
+
+    /// One read to the end of the inbox.
+    async fn read_more(&mut self) -> Result<usize, NoBody> {
+        self.arm_inbox(PIECE);
+        let read = std::future::poll_fn(|cx| {
+            if let Poll::Ready(read) = self.poll_inbox(cx) {
+                return Poll::Ready(Some(read));
+            }
+            self.timer.poll(cx).map(|()| None)
+        });
+        received(read.await)
+    }
+
+    /// Starts the watch on the client, unless it runs or the inbox is full.
+    pub fn watch(&mut self) {
+        if self.presence == Presence::Listening && !self.socket.is_armed() {
+            self.arm_inbox(INBOX_MIN);
+        }
+    }
+
+    /// Ready when the client can be taken to have left, by what its end of sending means here.
+    /// Anything it sends meanwhile waits in the inbox.
+    pub fn poll_gone(&mut self, half_close: HalfClose, cx: &mut Context<'_>) -> Poll<()> {
+        while self.presence == Presence::Listening && self.socket.is_armed() {
+            match std::task::ready!(self.poll_inbox(cx)) {
+                Ok(0) => self.presence = Presence::HalfClosed,
+                Ok(_) => self.watch(),
+                Err(_) => self.presence = Presence::Gone,
+            }
+        }
+        match (self.presence, half_close) {
+            (Presence::Gone, _) | (Presence::HalfClosed, HalfClose::Abort) => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Writes what the socket takes and queues a copy of the rest; true if that was all. Nothing
+    /// may be queued yet.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn send_now(&mut self, bytes: &[u8]) -> io::Result<bool> {
+        self.socket.send_pieces(&[IoSlice::new(bytes)])
+    }
+
+    /// Lets go of the request's body; its head stays.
+    pub fn release_body(&mut self) {
+        self.request.truncate(self.head.head_len);
+        if self.request.capacity() > 2 * INBOX_MIN {
+            self.request.shrink_to_fit();
+        }
+        self.out = Vec::new();
+    }
+
+    /// Whether another request may follow on this connection.
+    pub fn stays(&self) -> bool {
+        self.presence == Presence::Listening
+    }
+
+    /// Closes after a refusal in the middle of a request: says that we are done, then swallows what
+    /// the client is still sending, for a while, so that it can read why.
+    pub async fn linger(mut self) {
+        self.socket.finish();
+        let mut left = LINGER_BYTES;
+        self.timer.set(Some(rt::now() + LINGER));
+        while left > 0 {
+            if !self.socket.is_armed() {
+                self.inbox.clear();
+                self.inbox.reserve(PIECE);
+                let buf = std::mem::take(&mut self.inbox);
+                self.socket.arm(buf, PIECE);
+            }
+            let read = std::future::poll_fn(|cx| {
+                if let Poll::Ready((read, buf)) = self.socket.poll_read(cx) {
+                    self.inbox = buf;
+                    return Poll::Ready(read.unwrap_or(0));
+                }
+                self.timer.poll(cx).map(|()| 0)
+            });
+            match read.await {
+                0 => break,
+                n => left = left.saturating_sub(n),
+            }
+        }
+    }
+
+    /// Starts a read behind what the inbox holds, which may grow to `most` bytes.
+    fn arm_inbox(&mut self, most: usize) {
+        let mut inbox = std::mem::take(&mut self.inbox);
+        let left = most.saturating_sub(inbox.len());
+        if left == 0 {
+            self.inbox = inbox;
+            return;
+        }
+        let room = left.min(inbox.len().max(INBOX_MIN));
+        inbox.reserve_exact(room);
+        let room = (inbox.capacity() - inbox.len()).min(left);
+        self.socket.arm(inbox, room);
+    }
+
+    fn poll_inbox(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let (result, inbox) = std::task::ready!(self.socket.poll_read(cx));
+        self.inbox = inbox;
+        Poll::Ready(result)
+    }
+}
+
+/// A body on its way in.
+struct Body {
+    began: Instant,
+    decoder: Decoder,
+    hold: Option<Hold>,
+}
+
+impl Body {
+    /// Keeps the machine's budget in step with what was received.
+    fn account(&mut self, received: u64, budget: &Arc<Budget>, limit: u64) -> Result<(), NoBody> {
+        let want = received.next_multiple_of(HOLD_STEP);
+        let fits = match &mut self.hold {
+            None => {
+                self.hold = budget.take(want, limit);
+                self.hold.is_some()
+            }
+            Some(hold) => {
+                let more = want.saturating_sub(hold.amount());
+                more == 0 || hold.grow(more, limit)
+            }
+        };
+        if fits {
+            return Ok(());
+        }
+        Err(NoBody::Refused(Refusal::busy(
+            "buffer_full",
+            "The gateway holds as many request bodies as it may. Try again shortly.",
+            Duration::from_secs(1),
+        )))
+    }
+
+    /// When the client must have sent the next byte: the head's time, and then the lowest rate
+    /// that is tolerated. `None` without such a rate.
+    fn deadline(&self, received: u64, server: &Server) -> Option<Instant> {
+        let paid = received.saturating_mul(1_000_000_000).checked_div(server.body_rate)?;
+        Some(self.began + server.head_timeout + Duration::from_nanos(paid))
+    }
+}
+
+fn received(read: Option<io::Result<usize>>) -> Result<usize, NoBody> {
+    match read {
+        Some(Ok(n @ 1..)) => Ok(n),
+        Some(Ok(0) | Err(_)) => Err(NoBody::Gone),
+        None => Err(NoBody::Refused(Refusal::invalid(408, "The request body came too slowly."))),
+    }
+}
+
+fn refuse(fault: BodyFault, server: &Server) -> NoBody {
+    NoBody::Refused(match fault {
+        BodyFault::TooLarge => Refusal::invalid(
+            413,
+            format!("The request body is larger than {} bytes.", server.bounds.body),
+        )
+        .code("body_too_large"),
+        BodyFault::Malformed(why) => {
+            Refusal::invalid(400, format!("The request body cannot be read: {why}."))
+        }
+        BodyFault::Truncated => Refusal::invalid(400, "The request body ended too early."),
+    })
+}

@@ -1,0 +1,199 @@
+//! A shard's backend connections: taken, given back, closed.
+//!
+//! An idle connection keeps a read pending. A backend that closes it (uvicorn does after 5 s)
+//! completes that read, so a dead connection is seen before it is used and costs no extra
+//! syscall; only a close that is still on its way can hit a request, and that one is sent again
+//! (see `shard::attempt`).
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::pure::h1;
+use crate::pure::plan::{Backend, Host, Pool as PoolPlan};
+use crate::pure::units::Instant;
+use crate::rt::Socket;
+
+/// What control resolved: addresses of the backends that are given by name.
+pub type Addresses = HashMap<Box<str>, Vec<IpAddr>>;
+
+/// Room for the first read of an answer: one event of a stream, or a small answer whole. A stream
+/// that brings more at a time gets more room (see [`Conn::arm`]).
+const READ_MIN: usize = 4 * 1024;
+/// A bulk answer is read in pieces of this size.
+const READ_MAX: usize = 64 * 1024;
+
+/// One connection to a backend.
+pub struct Conn {
+    pub socket: Socket,
+    /// Bytes received and not yet consumed. Away while a read is armed.
+    pub buf: Vec<u8>,
+    /// The head of the answer, when it has been read.
+    pub head: h1::Response,
+    /// It has served a request before: the backend may have closed it meanwhile.
+    pub reused: bool,
+    /// It must not serve another request: bytes are missing or too many were there.
+    pub spoiled: bool,
+    /// The last read filled its buffer: there is probably more.
+    full: bool,
+}
+
+impl Conn {
+    /// Connects to `backend` within `limit`, over all of its addresses.
+    ///
+    /// # Errors
+    /// As [`Socket::connect`]; `NotFound` when its name has not been resolved.
+    pub async fn open(
+        backend: &Backend,
+        addresses: &Addresses,
+        limit: Duration,
+    ) -> io::Result<Conn> {
+        let socket = match &backend.host {
+            Host::Ip(ip) => Socket::connect(SocketAddr::new(*ip, backend.port), limit).await?,
+            Host::Name(name) => {
+                let list = addresses.get(name).map(Vec::as_slice).unwrap_or_default();
+                let share = limit / u32::try_from(list.len().max(1)).unwrap_or(1);
+                let mut last = Err(io::ErrorKind::NotFound.into());
+                for &ip in list {
+                    last = Socket::connect(SocketAddr::new(ip, backend.port), share).await;
+                    if last.is_ok() {
+                        break;
+                    }
+                }
+                last?
+            }
+        };
+        let mut conn = Conn {
+            socket,
+            buf: Vec::new(),
+            head: h1::Response::default(),
+            reused: false,
+            spoiled: false,
+            full: false,
+        };
+        conn.arm();
+        Ok(conn)
+    }
+
+    /// Starts reading what comes next, unless it is being read already. Appends to what `buf`
+    /// still holds.
+    pub fn arm(&mut self) {
+        if self.socket.is_armed() {
+            return;
+        }
+        let mut buf = std::mem::take(&mut self.buf);
+        let room = if self.full { READ_MAX } else { READ_MIN };
+        if buf.capacity() - buf.len() < room / 2 {
+            buf.reserve_exact(room);
+        }
+        let room = buf.capacity() - buf.len();
+        self.socket.arm(buf, room);
+    }
+
+    /// The armed read: bytes appended to `buf`; 0 at the end.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let (result, buf) = std::task::ready!(self.socket.poll_read(cx));
+        self.full = buf.len() == buf.capacity();
+        self.buf = buf;
+        Poll::Ready(result)
+    }
+}
+
+/// Idle connections of one shard.
+#[derive(Default)]
+pub struct Pool {
+    /// By backend series, which outlives reloads.
+    lanes: Vec<Lane>,
+}
+
+/// Idle connections to one backend, the longest idle first.
+#[derive(Default)]
+struct Lane {
+    /// Where they lead. A reload may point the same name elsewhere.
+    to: Option<(Host, u16)>,
+    idle: VecDeque<(Instant, Conn)>,
+    idle_for: Duration,
+}
+
+impl Pool {
+    /// The connection to `backend` that was used last, if one is idle and still open. One poll of
+    /// its pending read, no syscall.
+    pub fn take(&mut self, backend: &Backend, now: Instant) -> Option<Conn> {
+        let lane = self.lanes.get_mut(backend.series.index())?;
+        if !lane.leads_to(backend) {
+            lane.idle.clear();
+            return None;
+        }
+        while let Some((since, mut conn)) = lane.idle.pop_back() {
+            let fresh = now.since(since) < lane.idle_for;
+            // A completed read means a close, or bytes that nobody asked for.
+            let quiet = conn.poll_read(&mut Context::from_waker(Waker::noop())).is_pending();
+            if fresh && quiet {
+                conn.reused = true;
+                return Some(conn);
+            }
+        }
+        None
+    }
+
+    /// Keeps `conn` for later. The caller has read one whole answer from it and nothing beyond,
+    /// and both sides want to go on. `share` is how many this shard may keep for the backend;
+    /// with that many idle the oldest is closed.
+    pub fn put(
+        &mut self,
+        backend: &Backend,
+        pool: &PoolPlan,
+        share: usize,
+        mut conn: Conn,
+        now: Instant,
+    ) {
+        if share == 0 || pool.idle_for.is_zero() {
+            return;
+        }
+        let series = backend.series.index();
+        if self.lanes.len() <= series {
+            self.lanes.resize_with(series + 1, Lane::default);
+        }
+        let lane = &mut self.lanes[series];
+        if !lane.leads_to(backend) {
+            lane.idle.clear();
+            lane.to = Some((backend.host.clone(), backend.port));
+        }
+        lane.idle_for = pool.idle_for;
+        while lane.idle.len() >= share {
+            lane.idle.pop_front();
+        }
+        if conn.buf.capacity() > 2 * READ_MIN {
+            conn.buf = Vec::new();
+        }
+        conn.buf.clear();
+        conn.full = false;
+        conn.arm();
+        lane.idle.push_back((now, conn));
+    }
+
+    /// Closes what has been idle for too long and what the backend has closed. Called every tick;
+    /// costs one poll for each idle connection.
+    pub fn reap(&mut self, now: Instant) {
+        let cx = &mut Context::from_waker(Waker::noop());
+        for lane in &mut self.lanes {
+            let idle_for = lane.idle_for;
+            lane.idle.retain_mut(|(since, conn)| {
+                now.since(*since) < idle_for && conn.poll_read(cx).is_pending()
+            });
+        }
+    }
+
+    /// Idle connections now.
+    pub fn idle(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.idle.len()).sum()
+    }
+}
+
+impl Lane {
+    fn leads_to(&self, backend: &Backend) -> bool {
+        self.to.as_ref().is_some_and(|(host, port)| *host == backend.host && *port == backend.port)
+    }
+}

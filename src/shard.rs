@@ -1,0 +1,1015 @@
+//! The data path, top to bottom: accept → serve → answer → attempt → relay.
+//!
+//! One shard is one thread with its own ring, listeners, connections, backend pool and meter. It
+//! takes no lock, opens no file, resolves no name and waits for no other thread. What it shares is
+//! the plan (loaded once per request), the board's atomics (through policy) and the phase.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use sha2::{Digest, Sha256};
+
+use crate::client::{Client, NoBody, NoRequest};
+use crate::meter::{Ending, Failure, Meter};
+use crate::pool::{Addresses, Conn, Pool};
+use crate::pure::answer::{self, Refusal};
+use crate::pure::board::{Hold, Totals};
+use crate::pure::body;
+use crate::pure::dialect::{self, Endpoint};
+use crate::pure::fields::Known;
+use crate::pure::h1::{self, Decoder, Framing, Parse};
+use crate::pure::multipart;
+use crate::pure::plan::{Plan, Timeouts};
+use crate::pure::policy::{Policy, Ticket, Verdict};
+use crate::pure::relay::{Broken, End};
+use crate::pure::tokens;
+use crate::pure::units::{BackendId, Instant, KeyId, Rng, RouteId, ShardId, TenantId};
+use crate::rt::{self, Driver, Listener, Timer};
+
+mod trip;
+mod wires;
+
+use trip::{Ids, Ruin, Trip};
+use wires::{Seat, Wake, Wakers, Wires, flush};
+
+/// What the process is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    Running,
+    /// No new connections or requests; what runs may end.
+    Draining,
+    /// Everything ends now.
+    Stopping,
+}
+
+/// What all shards and control share.
+pub struct Shared {
+    pub plan: ArcSwap<Plan>,
+    pub totals: Arc<Totals>,
+    phase: AtomicU8,
+    pub addresses: ArcSwap<Addresses>,
+}
+
+impl Shared {
+    pub fn new(plan: Arc<Plan>, totals: Arc<Totals>, addresses: Addresses) -> Shared {
+        Shared {
+            plan: ArcSwap::new(plan),
+            totals,
+            phase: AtomicU8::new(Phase::Running as u8),
+            addresses: ArcSwap::from_pointee(addresses),
+        }
+    }
+
+    pub fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Acquire) {
+            0 => Phase::Running,
+            1 => Phase::Draining,
+            _ => Phase::Stopping,
+        }
+    }
+
+    /// Shards follow within one tick.
+    pub fn set_phase(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Release);
+    }
+}
+
+/// One shard, before it runs.
+pub struct Setup {
+    pub id: ShardId,
+    pub shards: u32,
+    /// To be pinned to; `None` floats.
+    pub cpu: Option<usize>,
+    pub driver: Driver,
+    /// Bound and listening, one for each address.
+    pub listeners: Vec<OwnedFd>,
+    pub shared: Arc<Shared>,
+    pub meter: Meter,
+}
+
+/// How often a shard reports, closes idle connections and looks at the phase.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Runs a shard on this thread until it has drained or is told to stop.
+///
+/// # Errors
+/// The thread cannot be pinned, or the driver or a listener cannot be set up.
+pub fn run(setup: Setup) -> io::Result<()> {
+    let Setup { id, shards, cpu, driver, listeners, shared, meter } = setup;
+    if let Some(cpu) = cpu
+        && !core_affinity::set_for_current(core_affinity::CoreId { id: cpu })
+    {
+        return Err(io::Error::other(format!("cannot pin shard {} to CPU {cpu}", id.0)));
+    }
+    rt::block_on(driver, async move {
+        let shard = Rc::new(Shard::new(id, shards, shared, meter));
+        let listeners = listeners
+            .into_iter()
+            .map(|listener| Listener::new(listener).map(Rc::new))
+            .collect::<io::Result<Vec<_>>>()?;
+        for listener in &listeners {
+            rt::spawn(accept(shard.clone(), listener.clone()));
+        }
+        shard.tick(&listeners).await;
+        Ok(())
+    })?
+}
+
+struct Shard {
+    shards: usize,
+    shared: Arc<Shared>,
+    plan: RefCell<Rc<Arc<Plan>>>,
+    policy: RefCell<Policy>,
+    pool: RefCell<Pool>,
+    meter: RefCell<Meter>,
+    ids: Ids,
+    /// Bytes being put together to be sent at once; empty between two uses.
+    scratch: RefCell<Vec<u8>>,
+    draining: Cell<bool>,
+    stopping: Cell<bool>,
+    /// A waker for each connection's task, to tell idle ones that we drain.
+    connections: RefCell<Wakers>,
+    /// Requests that wait for a slot, the first to come first.
+    parked: RefCell<VecDeque<Waker>>,
+}
+
+impl Shard {
+    fn new(id: ShardId, shards: u32, shared: Arc<Shared>, meter: Meter) -> Shard {
+        let plan = shared.plan.load_full();
+        let seed = rt::now().nanos()
+            ^ u64::from(id.0).rotate_left(48)
+            ^ u64::from(std::process::id()) << 32;
+        Shard {
+            shards: shards.max(1) as usize,
+            plan: RefCell::new(Rc::new(plan)),
+            policy: RefCell::new(Policy::new(Rng::seeded(seed))),
+            pool: RefCell::default(),
+            meter: RefCell::new(meter),
+            ids: Ids::new(Rng::seeded(seed).next_u64()),
+            scratch: RefCell::default(),
+            draining: Cell::new(false),
+            stopping: Cell::new(false),
+            connections: RefCell::default(),
+            parked: RefCell::default(),
+            shared,
+        }
+    }
+
+    /// The plan in force. One atomic load; the counted handle is this shard's own, so that shards
+    /// do not fight over a reference count.
+    fn plan(&self) -> Rc<Arc<Plan>> {
+        let latest = self.shared.plan.load();
+        let mut mine = self.plan.borrow_mut();
+        if !Arc::ptr_eq(&latest, &mine) {
+            *mine = Rc::new(Arc::clone(&latest));
+        }
+        Rc::clone(&mine)
+    }
+
+    async fn tick(&self, listeners: &[Rc<Listener>]) {
+        loop {
+            rt::sleep(TICK).await;
+            let now = rt::now();
+            self.pool.borrow_mut().reap(now);
+            self.meter.borrow_mut().tick(now);
+            // Slots may have been freed by other shards.
+            self.unpark();
+            match self.shared.phase() {
+                Phase::Running => {}
+                Phase::Draining => {
+                    if !self.draining.replace(true) {
+                        listeners.iter().for_each(|listener| listener.close());
+                    }
+                    self.connections.borrow().wake_all();
+                    if self.connections.borrow().is_empty() {
+                        break;
+                    }
+                }
+                Phase::Stopping => {
+                    self.stopping.set(true);
+                    self.draining.set(true);
+                    listeners.iter().for_each(|listener| listener.close());
+                    self.connections.borrow().wake_all();
+                    // One more turn for each to say its last words.
+                    rt::sleep(TICK).await;
+                    break;
+                }
+            }
+        }
+        self.meter.borrow_mut().tick(rt::now());
+    }
+
+    fn unpark(&self) {
+        for waker in self.parked.borrow_mut().drain(..) {
+            waker.wake();
+        }
+    }
+
+    /// Keeps a backend connection for the next request.
+    fn keep(&self, plan: &Plan, backend: BackendId, conn: Conn) {
+        let backend = &plan.backends[backend.index()];
+        let pool = &plan.pools[backend.pool.index()];
+        let share = pool.idle.div_ceil(self.shards);
+        self.pool.borrow_mut().put(backend, pool, share, conn, rt::now());
+    }
+
+    /// Lends the scratch buffer to `fill` and then to `send`.
+    fn compose<T>(&self, fill_and_send: impl FnOnce(&mut Vec<u8>) -> T) -> T {
+        let mut scratch = self.scratch.take();
+        scratch.clear();
+        let result = fill_and_send(&mut scratch);
+        if scratch.capacity() <= SCRATCH_MAX {
+            self.scratch.replace(scratch);
+        }
+        result
+    }
+}
+
+const SCRATCH_MAX: usize = 256 * 1024;
+
+async fn accept(shard: Rc<Shard>, listener: Rc<Listener>) {
+    while let Ok((socket, peer)) = listener.accept().await {
+        let bound = shard.plan.borrow().server.bounds.connections;
+        let Some(hold) = shard.shared.totals.connections.take(1, bound) else {
+            // At the bound: closing at once costs least, and the client sees it.
+            continue;
+        };
+        if shard.draining.get() {
+            continue;
+        }
+        rt::spawn(serve(shard.clone(), Client::new(socket, peer), hold));
+    }
+}
+
+/// What happens to a connection after a request.
+enum Then {
+    Next,
+    Close,
+    /// Close, but so that the client can read why.
+    Linger,
+}
+
+/// One client connection, request after request.
+async fn serve(shard: Rc<Shard>, mut client: Client, _connection: Hold) {
+    let _seat = Seat::take(&shard).await;
+    loop {
+        let plan = shard.plan();
+        let next = client.next_head(&plan.server, || shard.draining.get()).await;
+        // A reload may have come while we waited: a request sees one plan, the one it began under.
+        let plan = shard.plan();
+        let then = match next {
+            Ok(()) => request(&shard, &plan, &mut client).await,
+            Err(NoRequest::Over) => return,
+            Err(NoRequest::Refused(refusal)) => {
+                shard.meter.borrow_mut().bad_request();
+                let mut trip = Trip::begin(&shard, &plan);
+                trip.refuse(&mut client, &refusal, false);
+                drop(trip);
+                flush(&mut client, plan.server.send_timeout).await;
+                Then::Linger
+            }
+        };
+        match then {
+            Then::Next => {}
+            Then::Close => return,
+            Then::Linger => return client.linger().await,
+        }
+    }
+}
+
+/// One request, from its head to the last byte of its answer. Whatever happens on the way, it is
+/// settled and recorded exactly once, when `trip` is dropped.
+async fn request(shard: &Rc<Shard>, plan: &Rc<Arc<Plan>>, client: &mut Client) -> Then {
+    let mut trip = Trip::begin(shard, plan);
+    trip.keep_alive = client.head.keep_alive && !shard.draining.get();
+    let stop = match answer(&mut trip, client).await {
+        Ok(then) => return then,
+        Err(stop) => stop,
+    };
+    match stop {
+        Stop::Gone => {
+            trip.done.how = Ending::ClientGone;
+            trip.shard.meter.borrow_mut().client_abort(trip.done.route);
+            Then::Close
+        }
+        Stop::Cut(how) => {
+            trip.done.how = how;
+            Then::Close
+        }
+        Stop::Refused(refusal) => {
+            // With its body unread the connection cannot carry another request.
+            let whole = trip.body_read && client.stays();
+            trip.refuse(client, &refusal, whole);
+            let keep = trip.keep_alive && whole;
+            drop(trip);
+            flush(client, plan.server.send_timeout).await;
+            if keep { Then::Next } else { Then::Linger }
+        }
+    }
+}
+
+/// Why a request got no whole answer.
+enum Stop {
+    /// The client left.
+    Gone,
+    /// The answer had begun; it ends visibly unfinished.
+    Cut(Ending),
+    /// Nothing was written yet: say this.
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Stop {
+        Stop::Refused(refusal)
+    }
+}
+
+impl From<NoBody> for Stop {
+    fn from(no_body: NoBody) -> Stop {
+        match no_body {
+            NoBody::Gone => Stop::Gone,
+            NoBody::Refused(refusal) => Stop::Refused(refusal),
+        }
+    }
+}
+
+/// Decides what a request gets, and gives it: health and models from the plan, all else from a
+/// backend.
+async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
+    let plan = trip.plan.clone();
+    let path = text(client.head.path(&client.request));
+    trip.done.path = Endpoint::of(path);
+    if trip.done.path == Endpoint::Health {
+        trip.body_read = client.head.framing == Framing::None;
+        let ready = trip.shard.shared.phase() == Phase::Running || path != "/readyz";
+        return Ok(trip.reply(client, if ready { 200 } else { 503 }, b"{\"status\":\"ok\"}").await);
+    }
+    let key = authenticate(&plan, client)?;
+    let tenant = key.map(|key| plan.keys[key.index()].tenant);
+    trip.admit(key, tenant);
+    if trip.done.path == Endpoint::Models {
+        let body = models(&plan, tenant, path)?;
+        trip.body_read = client.head.framing == Framing::None;
+        return Ok(trip.reply(client, 200, &body).await);
+    }
+    let call = inspect(trip, client, tenant).await?;
+    let route = &plan.routes[call.route.index()];
+    trip.done.route = route.series;
+    trip.shard.policy.borrow_mut().request(&plan, call.route, trip.began);
+    client.watch();
+
+    let mut tried: Vec<BackendId> = Vec::new();
+    loop {
+        let place = place(trip, client, &call, &tried).await?;
+        trip.done.attempts = trip.done.attempts.saturating_add(1);
+        let backend = place.ticket.backend;
+        trip.done.backend = plan.backends[backend.index()].series;
+        let fault = match attempt(trip, client, &call, place).await {
+            Ok(then) => return Ok(then),
+            Err(Failed::Stop(stop)) => return Err(stop),
+            Err(Failed::Fault(fault)) => fault,
+        };
+        tried.push(backend);
+        let again = fault.retry
+            && tried.len() <= route.retry.attempts as usize
+            && trip.shard.policy.borrow_mut().may_retry(&plan, call.route, rt::now());
+        if !again {
+            return Err(fault.refusal.into());
+        }
+        trip.shard.meter.borrow_mut().retry(route.series);
+    }
+}
+
+/// What is asked of a backend.
+struct Call {
+    route: RouteId,
+    /// The client wants a stream.
+    stream: bool,
+    /// Changes to the body; every other byte goes as it came.
+    splices: body::Splices,
+    /// We ask for usage on the client's behalf, and hide it from it.
+    hide: bool,
+    /// What keeps this client on one backend.
+    stick: Option<u64>,
+    /// Tokens that the prompt is taken to have until a backend says how many.
+    prompt: u64,
+}
+
+/// Whose request this is; `None` on a gateway without keys.
+fn authenticate(plan: &Plan, client: &Client) -> Result<Option<KeyId>, Refusal> {
+    if plan.open() {
+        return Ok(None);
+    }
+    let given = client
+        .head
+        .field(&client.request, Known::Authorization)
+        .and_then(bearer)
+        .or_else(|| client.head.field(&client.request, Known::XApiKey));
+    let digest: [u8; 32] = Sha256::digest(given.unwrap_or_default()).into();
+    plan.key(&digest).map(Some).ok_or_else(|| Refusal::unauthorized(given.is_some()))
+}
+
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = value.split_at_checked(7)?;
+    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
+}
+
+/// `/v1/models` and `/v1/models/{id}`, as far as this tenant may see.
+fn models(plan: &Plan, tenant: Option<TenantId>, path: &str) -> Result<Vec<u8>, Refusal> {
+    let one = path.strip_prefix("/v1/models/").map(percent_decode);
+    let mut out = Vec::new();
+    if one.is_none() {
+        out.extend_from_slice(b"{\"object\":\"list\",\"data\":[");
+    }
+    let mut any = false;
+    for (name, _) in plan.visible_models(tenant) {
+        if one.as_ref().is_some_and(|wanted| wanted != name.as_bytes()) {
+            continue;
+        }
+        if std::mem::replace(&mut any, true) {
+            out.push(b',');
+        }
+        out.extend_from_slice(b"{\"id\":");
+        answer::push_json(&mut out, name);
+        out.extend_from_slice(b",\"object\":\"model\",\"created\":0,\"owned_by\":\"forebay\"}");
+        if one.is_some() {
+            return Ok(out);
+        }
+    }
+    if one.is_some() {
+        return Err(no_such_model());
+    }
+    out.extend_from_slice(b"]}");
+    Ok(out)
+}
+
+fn no_such_model() -> Refusal {
+    Refusal::invalid(404, "The model does not exist or you do not have access to it.")
+        .code("model_not_found")
+        .param("model")
+}
+
+/// Receives the body, looks into it as far as routing needs, and finds the route.
+async fn inspect(
+    trip: &mut Trip,
+    client: &mut Client,
+    tenant: Option<TenantId>,
+) -> Result<Call, Stop> {
+    let plan = trip.plan.clone();
+    let server = &plan.server;
+    if let Framing::Length(length) = client.head.framing
+        && length > server.bounds.body
+    {
+        let text = format!("The request body is larger than {} bytes.", server.bounds.body);
+        return Err(Refusal::invalid(413, text).code("body_too_large").into());
+    }
+    let names_model = trip.done.path.names_model();
+    let coding = client.head.field(&client.request, Known::ContentEncoding);
+    if names_model && coding.is_some_and(|coding| !coding.eq_ignore_ascii_case(b"identity")) {
+        let text = "Content-Encoding is not supported here: send the body as it is.";
+        return Err(Refusal::invalid(415, text).code("unsupported_encoding").into());
+    }
+    let mut inspector = None;
+    if names_model {
+        if client.head.framing == Framing::None {
+            return Err(Refusal::invalid(400, "A JSON body is needed.").into());
+        }
+        let path = text(client.head.path(&client.request));
+        let kind = body::BodyKind::of_path(path);
+        let coding = client.head.field(&client.request, Known::ContentType).unwrap_or_default();
+        inspector = Some(match multipart::boundary(coding) {
+            Some(boundary) => body::Inspector::multipart(kind, boundary),
+            None => body::Inspector::new(kind),
+        });
+    }
+    if client.head.expect_continue {
+        let (sent, _) = client.socket.send(h1::CONTINUE.to_vec()).await;
+        sent.map_err(|_| Stop::Gone)?;
+    }
+    let buffered = &trip.shard.shared.totals.buffered_bytes;
+    trip.body = client
+        .read_body(server, buffered, |body| match &mut inspector {
+            Some(inspector) => inspector.feed(body).map_err(bad_body),
+            None => Ok(()),
+        })
+        .await?;
+    trip.body_read = true;
+    let start = client.head.head_len;
+    let body = &client.request[start..];
+    trip.done.bytes_in = body.len() as u64;
+
+    let head = (&client.head, &client.request);
+    let path = text(head.0.path(head.1));
+    let header = |name: &str| head.0.named(head.1, name.as_bytes());
+    let Some(inspector) = inspector else {
+        let route = plan.route(None, None, path, &header).ok_or_else(no_route)?;
+        let stick = dialect::object_id(path).map(|id| hash(id.as_bytes()));
+        return Ok(Call {
+            route,
+            stream: false,
+            splices: body::Splices::default(),
+            hide: false,
+            stick: sticky(&plan, route, &header).or(stick),
+            prompt: 0,
+        });
+    };
+    let seen = inspector.finish(body).map_err(bad_body)?;
+    seen.require_model().map_err(bad_body)?;
+    let asked = seen.model_str(body).unwrap_or_default();
+    let model = plan.model(&asked);
+    let canonical = match model {
+        Some(model) => {
+            trip.done.model = plan.models[model.index()].series;
+            &*plan.models[model.index()].name
+        }
+        None => &*asked,
+    };
+    if tenant.is_some_and(|tenant| !plan.may_use(tenant, &asked)) {
+        let text = "This key may not use this model.";
+        return Err(Refusal::invalid(403, text).param("model").code("model_not_allowed").into());
+    }
+    let route =
+        plan.route(Some(canonical), Some(&asked), path, &header).ok_or_else(no_such_model)?;
+    let stream = seen.stream == Some(true);
+    let ask_usage = stream && trip.done.path.reports_usage_on_demand() && !seen.asks_usage();
+    let edit = body::Edit { model: (*asked != *canonical).then_some(canonical), ask_usage };
+    Ok(Call {
+        route,
+        stream,
+        splices: body::splices(&seen, body, &edit),
+        hide: ask_usage,
+        stick: sticky(&plan, route, &header),
+        prompt: seen.prompt.map_or(0, |span| tokens::prompt(span.of(body)).0),
+    })
+}
+
+fn sticky<'a>(
+    plan: &Plan,
+    route: RouteId,
+    header: &impl Fn(&str) -> Option<&'a [u8]>,
+) -> Option<u64> {
+    let name = plan.routes[route.index()].sticky.as_deref()?;
+    header(name).map(hash)
+}
+
+fn no_route() -> Refusal {
+    Refusal::invalid(404, "No route serves this path.").code("not_found")
+}
+
+fn bad_body(fault: body::BodyFault) -> Refusal {
+    Refusal { param: fault.param, ..Refusal::invalid(400, fault.message.into_owned()) }
+        .code("invalid_body")
+}
+
+/// A backend and a slot on it, waited for if need be.
+async fn place(
+    trip: &mut Trip,
+    client: &mut Client,
+    call: &Call,
+    tried: &[BackendId],
+) -> Result<Place, Stop> {
+    let plan = trip.plan.clone();
+    let pool = &plan.pools[plan.routes[call.route.index()].pool.index()];
+    let since = rt::now();
+    loop {
+        let verdict = {
+            let mut policy = trip.shard.policy.borrow_mut();
+            match policy.decide(&plan, call.route, call.stick, tried) {
+                // Each was tried: once more on any of them rather than not at all.
+                Verdict::Nobody if !tried.is_empty() => {
+                    policy.decide(&plan, call.route, call.stick, &[])
+                }
+                verdict => verdict,
+            }
+        };
+        match verdict {
+            Verdict::Send(ticket) => {
+                let waited = rt::now().since(since);
+                if !waited.is_zero() && trip.done.queue.is_some() {
+                    trip.done.queue = Some(waited);
+                }
+                return Ok(Place { ticket, shard: trip.shard.clone() });
+            }
+            Verdict::Nobody => {
+                let text = "No backend for this model can be reached at the moment.";
+                return Err(Refusal::busy("no_backend", text, Duration::from_secs(1)).into());
+            }
+            Verdict::Wait => {}
+        }
+        trip.done.queue = Some(rt::now().since(since));
+        let deadline = since + pool.wait;
+        if rt::now() >= deadline {
+            let text = "Every backend for this model is busy. Try again shortly.";
+            return Err(Refusal::busy("overloaded", text, Duration::from_secs(1)).into());
+        }
+        client.timer.set(Some(deadline));
+        let mut polled = false;
+        let gone = std::future::poll_fn(|cx| {
+            if client.poll_gone(plan.server.half_close, cx).is_ready() {
+                return Poll::Ready(true);
+            }
+            if std::mem::replace(&mut polled, true) {
+                return Poll::Ready(false);
+            }
+            let _ = client.timer.poll(cx);
+            trip.shard.parked.borrow_mut().push_back(cx.waker().clone());
+            Poll::Pending
+        });
+        if gone.await {
+            return Err(Stop::Gone);
+        }
+    }
+}
+
+/// A slot at a backend; given back when dropped, and offered to the request that waits longest.
+struct Place {
+    ticket: Ticket,
+    shard: Rc<Shard>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // The ticket itself is dropped right after this, before the woken task can run.
+        if let Some(waker) = self.shard.parked.borrow_mut().pop_front() {
+            waker.wake();
+        }
+    }
+}
+
+/// Why an attempt ended without an answer.
+enum Failed {
+    Fault(Fault),
+    Stop(Stop),
+}
+
+/// The backend's side failed, and the client has not been told anything that counts.
+struct Fault {
+    refusal: Refusal,
+    /// Another attempt may go better.
+    retry: bool,
+}
+
+impl From<Stop> for Failed {
+    fn from(stop: Stop) -> Failed {
+        Failed::Stop(stop)
+    }
+}
+
+/// Sends the request to one backend and relays what it answers.
+async fn attempt(
+    trip: &mut Trip,
+    client: &mut Client,
+    call: &Call,
+    place: Place,
+) -> Result<Then, Failed> {
+    let plan = trip.plan.clone();
+    let backend = &plan.backends[place.ticket.backend.index()];
+    let pool = &plan.pools[backend.pool.index()];
+    let shard = trip.shard.clone();
+    let idle = shard.pool.borrow_mut().take(backend, rt::now());
+    let mut conn = match idle {
+        Some(conn) => conn,
+        None => trip.connect(client, place.ticket.backend, backend, &pool.timeouts).await?,
+    };
+    loop {
+        trip.sent_at = rt::now();
+        let whole = trip.send(client, &mut conn, call, backend)?;
+        let mut wires = Wires::new(&shard, client, &mut conn, plan.server.half_close);
+        wires.sending = !whole;
+        let no_head = match head(trip, &mut wires, call, &pool.timeouts).await {
+            Ok(()) => break,
+            Err(no_head) => no_head,
+        };
+        conn.socket.abort();
+        // The backend closed an idle connection while our request was on its way: it has not seen
+        // the request, and nobody has read a byte of an answer.
+        let stale = matches!(no_head, NoHead::Closed)
+            && conn.reused
+            && conn.buf.is_empty()
+            && rt::now().since(trip.sent_at) < STALE_WITHIN;
+        if !stale {
+            return Err(trip.no_head(no_head, place.ticket.backend));
+        }
+        shard.meter.borrow_mut().stale_resend(backend.series);
+        conn = trip.connect(client, place.ticket.backend, backend, &pool.timeouts).await?;
+    }
+    relay(trip, client, call, place, conn).await
+}
+
+/// A close this soon after a request was sent on a used connection was decided before the request
+/// came. Later, the backend may have worked on it, and a resend could generate twice.
+const STALE_WITHIN: Duration = Duration::from_millis(50);
+
+/// Why no head of an answer came.
+enum NoHead {
+    /// The client left.
+    Gone,
+    /// We stop.
+    Stopped,
+    /// The backend closed or reset the connection.
+    Closed,
+    /// It is no HTTP that can be passed on.
+    Rubbish,
+    /// Not within `first_token` or `answer`.
+    Late,
+}
+
+/// Waits for the head of the answer. With a heartbeat the client may be told 200 meanwhile.
+async fn head(
+    trip: &mut Trip,
+    wires: &mut Wires<'_>,
+    call: &Call,
+    timeouts: &Timeouts,
+) -> Result<(), NoHead> {
+    let limits = h1::Limits::default();
+    let total = timeouts.total.map(|total| trip.began + total);
+    let deadline = earlier(trip.head_deadline(call, timeouts), total);
+    let mut beat = trip.heartbeat(call).map(|every| (every, trip.sent_at + every));
+    loop {
+        if !wires.conn.socket.is_armed() {
+            let conn = &mut *wires.conn;
+            match h1::parse_response(&conn.buf, &limits, wires.client.head.method, &mut conn.head) {
+                Ok(Parse::Complete) if conn.head.is_interim() => {
+                    conn.buf.drain(..conn.head.head_len);
+                    continue;
+                }
+                Ok(Parse::Complete) => return Ok(()),
+                Ok(Parse::Partial) => conn.arm(),
+                Err(_) => return Err(NoHead::Rubbish),
+            }
+        }
+        wires.client.timer.set(earlier(deadline, beat.map(|(_, at)| at)));
+        match wires.wake().await {
+            Wake::Backend(Ok(1..)) | Wake::Sent | Wake::Flushed(_) => {}
+            Wake::Backend(Ok(0) | Err(_)) => return Err(NoHead::Closed),
+            Wake::Gone => return Err(NoHead::Gone),
+            Wake::Stop => return Err(NoHead::Stopped),
+            Wake::Time => {
+                let now = rt::now();
+                if deadline.is_some_and(|deadline| now >= deadline) {
+                    return Err(NoHead::Late);
+                }
+                if let Some((every, at)) = &mut beat
+                    && now >= *at
+                {
+                    *at = now + *every;
+                    trip.early_head(wires.client);
+                    wires.beat(now);
+                }
+            }
+        }
+    }
+}
+
+/// Passes the answer on, piece by piece, until it or one of the two sides ends.
+///
+/// The loop runs once per chunk: a read that was already pending, one scan, one write, the next
+/// read; no lock, no allocation, no log line.
+async fn relay(
+    trip: &mut Trip,
+    client: &mut Client,
+    call: &Call,
+    place: Place,
+    mut conn: Conn,
+) -> Result<Then, Failed> {
+    let plan = trip.plan.clone();
+    let shard = trip.shard.clone();
+    let route = &plan.routes[call.route.index()];
+    let backend_id = place.ticket.backend;
+    let backend = &plan.backends[backend_id.index()];
+    let timeouts = &plan.pools[backend.pool.index()].timeouts;
+    let streamed = is_event_stream(&conn);
+    let mut relay = trip.open(client, &mut conn, call, backend_id, streamed)?;
+    // Until something counts, a route with retries can still turn to another backend: what the
+    // client would see is held in `client.out`, its first `head_len` bytes being the head.
+    let mut head_len = client.out.len();
+    let mut held = streamed && trip.may_try_again(call);
+    let mut last = rt::now();
+    let total = timeouts.total.map(|total| trip.began + total);
+    let mut deadline = match streamed {
+        true => trip.head_deadline(call, timeouts),
+        false => timeouts.chunk.map(|chunk| last + chunk),
+    };
+    let mut beat = trip.heartbeat(call).filter(|_| streamed).map(|every| (every, last + every));
+    let mut wires = Wires::new(&shard, client, &mut conn, plan.server.half_close);
+    let end = loop {
+        if !wires.conn.socket.is_armed() && !wires.flushing() {
+            let now = rt::now();
+            let pushed = shard.compose(|out| {
+                out.append(&mut wires.client.out);
+                let pushed = relay.push(&mut wires.conn.buf, out);
+                let hold = match &pushed {
+                    Ok((progress, _)) => {
+                        held && !progress.content && progress.end.is_none() && out.len() <= HELD_MAX
+                    }
+                    Err(_) => !trip.head_sent,
+                };
+                if hold {
+                    wires.client.out.extend_from_slice(out);
+                } else {
+                    held = false;
+                    trip.head_sent = true;
+                    wires.to_client(out, now);
+                }
+                pushed
+            });
+            let (progress, used) = match pushed {
+                Ok(pushed) => pushed,
+                Err(broken) => break Err(Ruin::Broken(broken)),
+            };
+            wires.conn.spoiled |= used < wires.conn.buf.len();
+            wires.conn.buf.clear();
+            trip.done.bytes_out += progress.bytes as u64;
+            if progress.error {
+                trip.failed(backend_id, Failure::InStreamError);
+                if held {
+                    break Err(Ruin::Reported);
+                }
+            }
+            if progress.content {
+                if trip.done.ttft.is_none() {
+                    trip.first_content(wires.client, now);
+                } else if streamed {
+                    shard.meter.borrow_mut().gap(route.series, now.since(last));
+                }
+                last = now;
+                deadline = timeouts.chunk.map(|chunk| now + chunk);
+            }
+            if let Some(end) = progress.end {
+                break Ok(end);
+            }
+            if let Some((every, at)) = &mut beat {
+                *at = now + *every;
+            }
+        }
+        if let Some(since) = wires.flushing_since {
+            // The backend is not read while the client does not take what came: back-pressure.
+            wires.client.timer.set(Some(since + plan.server.send_timeout));
+        } else {
+            wires.conn.arm();
+            let next = earlier(deadline, total);
+            wires.client.timer.set(earlier(next, beat.map(|(_, at)| at)));
+        }
+        match wires.wake().await {
+            Wake::Backend(Ok(1..)) | Wake::Sent => {}
+            Wake::Backend(Ok(0)) => {
+                wires.conn.spoiled = true;
+                let end = shard.compose(|out| {
+                    out.append(&mut wires.client.out);
+                    let end = relay.eof(out);
+                    if end.is_ok() {
+                        trip.head_sent = true;
+                        wires.to_client(out, rt::now());
+                    }
+                    end
+                });
+                break end.map(|_| End::Whole).map_err(Ruin::Broken);
+            }
+            Wake::Backend(Err(_)) => break Err(Ruin::Broken(Broken::Truncated)),
+            Wake::Flushed(since) => {
+                // The backend was not read meanwhile: its silence only starts now.
+                deadline = deadline.map(|deadline| deadline + rt::now().since(since));
+            }
+            Wake::Gone => break Err(Ruin::Gone),
+            Wake::Stop => break Err(Ruin::Stopped),
+            Wake::Time if wires.flushing() => break Err(Ruin::Slow),
+            Wake::Time => {
+                let now = rt::now();
+                if earlier(deadline, total).is_some_and(|deadline| now >= deadline) {
+                    break Err(Ruin::Late);
+                }
+                if let Some((every, at)) = &mut beat
+                    && now >= *at
+                {
+                    *at = now + *every;
+                    if held && head_len > 0 {
+                        // A heartbeat fixes status and fields, and commits to nothing else.
+                        let head: Vec<u8> = wires.client.out.drain(..head_len).collect();
+                        head_len = 0;
+                        trip.head_sent = true;
+                        wires.to_client(&head, now);
+                    }
+                    if relay.may_interject() {
+                        wires.beat(now);
+                    }
+                }
+            }
+        }
+    };
+    match end {
+        Ok(end) => {
+            drop(place);
+            let flushed = wires.flushed(plan.server.send_timeout).await;
+            let reusable = !wires.conn.spoiled && !wires.sending && wires.conn.head.keep_alive;
+            let rest = trip.book(relay, call);
+            match end {
+                End::Whole if reusable => shard.keep(&plan, backend_id, conn),
+                End::Early if reusable => rt::spawn(drain(shard, plan, backend_id, conn, rest)),
+                _ => {}
+            }
+            trip.done.how = if flushed { Ending::Whole } else { Ending::ClientGone };
+            Ok(if flushed && trip.keep_alive && client.stays() { Then::Next } else { Then::Close })
+        }
+        Err(ruin) => {
+            // Whoever left or broke, the GPU must not work for nobody.
+            wires.conn.socket.abort();
+            let over = relay.is_last_seen();
+            if ruin.is_backends() && trip.head_sent && !held && !over {
+                let refusal = ruin.refusal();
+                shard.compose(|out| {
+                    relay.fail(&refusal, trip.done.path.envelope(), out);
+                    wires.to_client(out, rt::now());
+                });
+                wires.flushed(LAST_WORDS).await;
+                if matches!(relay.framing(), Framing::UntilClose) {
+                    // An orderly close would look like the end of the answer.
+                    wires.client.socket.reset_on_close();
+                }
+            }
+            drop(place);
+            trip.ruined(ruin, over, held, backend_id, relay, call)
+        }
+    }
+}
+
+/// Events before the first content are few; more than this is passed on, retry or not.
+const HELD_MAX: usize = 64 * 1024;
+/// How long a client has to take the error event of a stream that broke.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Reads what a backend still sends behind the last event of a stream (as a rule the last chunk,
+/// a packet later), so that its connection can be used again. Bounded: some never end.
+async fn drain(
+    shard: Rc<Shard>,
+    plan: Rc<Arc<Plan>>,
+    backend: BackendId,
+    mut conn: Conn,
+    mut rest: Decoder,
+) {
+    let mut timer = Timer::new();
+    timer.set(Some(rt::now() + DRAIN_WITHIN));
+    loop {
+        conn.arm();
+        let read = std::future::poll_fn(|cx| {
+            if let Poll::Ready(read) = conn.poll_read(cx) {
+                return Poll::Ready(Some(read));
+            }
+            timer.poll(cx).map(|()| None)
+        });
+        let Some(Ok(1..)) = read.await else { return };
+        match rest.decode_joined(&mut conn.buf) {
+            Ok(piece) if piece.end && piece.consumed == conn.buf.len() => {
+                return shard.keep(&plan, backend, conn);
+            }
+            Ok(piece) if !piece.end && piece.consumed == conn.buf.len() => conn.buf.clear(),
+            _ => return,
+        }
+    }
+}
+
+const DRAIN_WITHIN: Duration = Duration::from_secs(1);
+
+fn is_event_stream(conn: &Conn) -> bool {
+    let kind = conn.head.field(&conn.buf, Known::ContentType).unwrap_or_default();
+    kind.get(..17).is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
+}
+
+fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// `%XX` undone; anything else stays.
+fn percent_decode(text: &str) -> Vec<u8> {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let hex = after.get(..2).filter(|_| byte == b'%');
+        let escaped = hex
+            .and_then(|hex| std::str::from_utf8(hex).ok())
+            .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        out.push(escaped.unwrap_or(byte));
+        rest = if escaped.is_some() { &after[2..] } else { after };
+    }
+    out
+}
+
+/// Request targets are visible ASCII.
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap_or_default()
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    xxhash_rust::xxh3::xxh3_64(bytes)
+}

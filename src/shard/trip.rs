@@ -1,0 +1,579 @@
+//! One request's state from its head to its settlement: what is known of it, what was written
+//! for it, and what it will be booked as. Dropping it books and records it, once, whichever way
+//! the request ended; one that nobody ended was ended by a panic.
+
+use std::io::{self, IoSlice};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Call, Failed, Fault, NoHead, Shard, Stop, Then};
+use crate::client::Client;
+use crate::meter::{Booked, Done, Ending, Failure, RequestId};
+use crate::pool::Conn;
+use crate::pure::answer::{self, Refusal};
+use crate::pure::board::{Held, Hold};
+use crate::pure::dialect::Endpoint;
+use crate::pure::fields::{Known, Own};
+use crate::pure::h1::{self, Decoder, Framing, Version};
+use crate::pure::plan::{Backend, Plan, Timeouts};
+use crate::pure::relay::{Broken, Relay, Seen, Watch};
+use crate::pure::sse::Scanner;
+use crate::pure::tokens;
+use crate::pure::units::{BackendId, Instant, KeyId, Rng, Series, TenantId, Tokens};
+use crate::pure::usage::PlainScanner;
+use crate::rt;
+
+pub struct Trip {
+    pub shard: Rc<Shard>,
+    pub plan: Rc<Arc<Plan>>,
+    pub began: Instant,
+    /// When the request of the current attempt was handed to the kernel.
+    pub sent_at: Instant,
+    pub done: Done,
+    /// The client's connection may carry another request after this one.
+    pub keep_alive: bool,
+    /// All of the request's body has been received.
+    pub body_read: bool,
+    /// Status and fields have gone to the client.
+    pub head_sent: bool,
+    /// The body's share of the buffer budget.
+    pub body: Option<Hold>,
+    _in_flight: Option<Hold>,
+    tenant: Option<Held>,
+}
+
+impl Trip {
+    pub fn begin(shard: &Rc<Shard>, plan: &Rc<Arc<Plan>>) -> Trip {
+        let began = rt::now();
+        let none = Series(0);
+        Trip {
+            began,
+            sent_at: began,
+            done: Done {
+                at: began,
+                request_id: shard.ids.next(),
+                tenant: none,
+                key: none,
+                route: none,
+                model: none,
+                backend: none,
+                status: 0,
+                streamed: false,
+                how: Ending::Panicked,
+                path: Endpoint::Other,
+                attempts: 0,
+                bytes_in: 0,
+                bytes_out: 0,
+                queue: None,
+                ttft: None,
+                duration: Duration::ZERO,
+                usage: Booked::default(),
+            },
+            keep_alive: false,
+            body_read: false,
+            head_sent: false,
+            body: None,
+            _in_flight: shard.shared.totals.requests_in_flight.take(1, u64::MAX),
+            tenant: None,
+            shard: Rc::clone(shard),
+            plan: Rc::clone(plan),
+        }
+    }
+
+    /// Counts the request for its tenant.
+    pub fn admit(&mut self, key: Option<KeyId>, tenant: Option<TenantId>) {
+        if let Some(key) = key {
+            self.done.key = self.plan.keys[key.index()].series;
+        }
+        if let Some(tenant) = tenant {
+            let tenant = &self.plan.tenants[tenant.index()];
+            self.done.tenant = tenant.series;
+            self.tenant = Held::take(&tenant.row, None);
+        }
+    }
+
+    // ---- what Forebay itself says
+
+    /// Writes an answer of our own.
+    pub async fn reply(&mut self, client: &mut Client, status: u16, body: &[u8]) -> Then {
+        let keep = self.keep_alive && self.body_read;
+        self.write(client, status, body, b"", keep);
+        self.done.how = Ending::Whole;
+        super::wires::flush(client, self.plan.server.send_timeout).await;
+        match (keep, self.body_read) {
+            (true, _) => Then::Next,
+            (false, true) => Then::Close,
+            (false, false) => Then::Linger,
+        }
+    }
+
+    /// Writes a refusal, or, inside a stream that has begun, its event.
+    pub fn refuse(&mut self, client: &mut Client, refusal: &Refusal, keep: bool) {
+        let envelope = self.done.path.envelope();
+        self.done.how = Ending::Refused;
+        if self.head_sent {
+            // Only a heartbeat can have come before: a chunked stream between two events.
+            self.keep_alive = false;
+            let mut out = Vec::new();
+            h1::append_chunk(&mut out, &refusal.event(envelope));
+            let _ = client.send_now(&out);
+            return;
+        }
+        let mut fields = Vec::new();
+        answer::push_retry_fields(&mut fields, refusal);
+        if refusal.status == 405 {
+            fields.extend_from_slice(b"allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n");
+        }
+        self.write(client, refusal.status, &refusal.body(envelope), &fields, keep);
+    }
+
+    fn write(&mut self, client: &mut Client, status: u16, body: &[u8], fields: &[u8], keep: bool) {
+        self.done.status = status;
+        self.done.bytes_out += body.len() as u64;
+        self.keep_alive &= keep;
+        self.head_sent = true;
+        let reply = answer::Reply {
+            status,
+            content_type: "application/json",
+            body,
+            fields,
+            request_id: self.done.request_id.as_str(),
+            keep_alive: self.keep_alive,
+            http10: client.head.version == Version::Http10,
+            head_only: client.head.method == h1::Method::Head,
+        };
+        self.shard.compose(|out| {
+            reply.write(out);
+            // A client that is gone will be noticed by its connection's next read.
+            let _ = client.send_now(out);
+        });
+    }
+
+    // ---- towards the backend
+
+    /// A fresh connection; while it is made, the client's leaving is not waited for.
+    pub async fn connect(
+        &mut self,
+        client: &mut Client,
+        id: BackendId,
+        backend: &Backend,
+        timeouts: &Timeouts,
+    ) -> Result<Conn, Failed> {
+        let addresses = self.shard.shared.addresses.load_full();
+        let mut open = std::pin::pin!(Conn::open(backend, &addresses, timeouts.connect));
+        let half_close = self.plan.server.half_close;
+        let opened = std::future::poll_fn(|cx| {
+            if let std::task::Poll::Ready(opened) = open.as_mut().poll(cx) {
+                return std::task::Poll::Ready(Some(opened));
+            }
+            client.poll_gone(half_close, cx).map(|()| None)
+        });
+        let error = match opened.await {
+            Some(Ok(conn)) => return Ok(conn),
+            Some(Err(error)) => error,
+            None => return Err(Stop::Gone.into()),
+        };
+        let (failure, status, code) = match error.kind() {
+            io::ErrorKind::NotFound => (Failure::Resolve, 503, "backend_unreachable"),
+            io::ErrorKind::TimedOut => (Failure::ConnectTimeout, 504, "connect_timeout"),
+            _ => (Failure::Connect, 503, "backend_unreachable"),
+        };
+        self.failed(id, failure);
+        let mut refusal = Refusal::upstream(status, code, "The backend cannot be reached.");
+        if status == 503 {
+            refusal.retry_after = Some(Duration::from_secs(1));
+        }
+        Err(Failed::Fault(Fault { refusal, retry: true }))
+    }
+
+    /// Sends head and body; false if part of it is still queued.
+    pub fn send(
+        &mut self,
+        client: &Client,
+        conn: &mut Conn,
+        call: &Call,
+        backend: &Backend,
+    ) -> Result<bool, Failed> {
+        let (head, bytes) = (&client.head, &client.request);
+        let body = &bytes[head.head_len..];
+        let mut target = Vec::with_capacity(128);
+        backend.base_path.join(head.path(bytes), head.query(bytes), &mut target).map_err(
+            |why| Stop::Refused(Refusal::invalid(400, format!("The path is refused: {why}."))),
+        )?;
+        let pool = &self.plan.pools[backend.pool.index()];
+        let mut id = [0; RequestId::MAX + 4];
+        let id = attempt_id(&mut id, self.done.request_id.as_str(), self.done.attempts);
+        let mut own: [Own; 3] = [("x-request-id", id), ("", b""), ("", b"")];
+        if let Some(key) = &backend.api_key {
+            own[1] = ("authorization", key.expose().as_bytes());
+        }
+        if let Some(theirs) = head.field(bytes, Known::XRequestId) {
+            own[2] = ("x-correlation-id", theirs);
+        }
+        let length = call.splices.new_len(body.len()) as u64;
+        let framing = match head.framing {
+            Framing::None => Framing::None,
+            _ => Framing::Length(length),
+        };
+        let outgoing = h1::Outgoing {
+            method: head.method.name(bytes),
+            target: &target,
+            host: &backend.host_header,
+            framing,
+            forward: &pool.forward,
+            own: &own,
+        };
+        Ok(self.shard.compose(|out| {
+            h1::write_request(out, &outgoing, bytes, &head.fields);
+            let mut pieces = [IoSlice::new(&[]); PIECES];
+            let mut count = 1;
+            for piece in call.splices.pieces(body) {
+                pieces[count] = IoSlice::new(piece);
+                count += 1;
+            }
+            pieces[0] = IoSlice::new(out);
+            match conn.socket.send_pieces(&pieces[..count]) {
+                Ok(whole) => whole,
+                Err(_) => {
+                    // It may have answered before it closed: that is still to be read.
+                    conn.spoiled = true;
+                    true
+                }
+            }
+        }))
+    }
+
+    /// When the first content (of a stream) or the head (of a plain answer) must have come.
+    pub fn head_deadline(&self, call: &Call, timeouts: &Timeouts) -> Option<Instant> {
+        if !call.stream {
+            return timeouts.answer.map(|answer| self.sent_at + answer);
+        }
+        let slope = timeouts.first_token_per_1k.unwrap_or_default();
+        let thousands = u32::try_from(call.prompt.div_ceil(1000)).unwrap_or(u32::MAX);
+        timeouts
+            .first_token
+            .map(|first| self.sent_at + first.saturating_add(slope.saturating_mul(thousands)))
+    }
+
+    pub fn heartbeat(&self, call: &Call) -> Option<Duration> {
+        self.plan.routes[call.route.index()].heartbeat.filter(|_| call.stream)
+    }
+
+    /// Whether another attempt could still follow this one.
+    pub fn may_try_again(&self, call: &Call) -> bool {
+        u32::from(self.done.attempts) <= self.plan.routes[call.route.index()].retry.attempts
+    }
+
+    /// Counts a failure that is the backend's.
+    pub fn failed(&self, backend: BackendId, why: Failure) {
+        let row = &self.plan.backends[backend.index()].row;
+        row.failures.add(1);
+        self.shard.meter.borrow_mut().upstream_failure(row.series, why);
+    }
+
+    /// What it means that no head came.
+    pub fn no_head(&self, no_head: NoHead, backend: BackendId) -> Failed {
+        let (failure, refusal) = match no_head {
+            NoHead::Gone => return Stop::Gone.into(),
+            NoHead::Stopped => return Stop::Refused(stopping()).into(),
+            NoHead::Closed => (
+                Failure::Reset,
+                Refusal::upstream(502, "backend_closed", "The backend closed the connection."),
+            ),
+            NoHead::Rubbish => (Failure::Protocol, rubbish()),
+            NoHead::Late => (Failure::FirstToken, late()),
+        };
+        self.failed(backend, failure);
+        Failed::Fault(Fault { refusal, retry: true })
+    }
+
+    // ---- towards the client
+
+    /// Judges the head of an answer and writes what the client gets of it to `client.out`.
+    pub fn open(
+        &mut self,
+        client: &mut Client,
+        conn: &mut Conn,
+        call: &Call,
+        backend: BackendId,
+        streamed: bool,
+    ) -> Result<Relay, Failed> {
+        client.out.clear();
+        let status = conn.head.status;
+        if status >= 500 {
+            self.failed(backend, Failure::Status5xx);
+        }
+        if matches!(status, 401 | 403) {
+            self.failed(backend, Failure::Credential);
+            let text = "The backend refused the gateway's credential.";
+            let refusal = Refusal::upstream(502, "backend_credential", text);
+            return Err(Failed::Fault(Fault { refusal, retry: true }));
+        }
+        if is_retryable(status) && self.may_try_again(call) && !self.head_sent {
+            // If no other attempt is allowed after all, this is what the client is told.
+            let text = format!("The backend answered with status {status}.");
+            let refusal = Refusal::upstream(status, "backend_error", text);
+            return Err(Failed::Fault(Fault { refusal, retry: true }));
+        }
+        let plan = Rc::clone(&self.plan);
+        let backend = &plan.backends[backend.index()];
+        let hide = call.hide && streamed;
+        let (mut framing, keep_alive) = client.head.reply_framing(conn.head.framing, hide);
+        if self.head_sent {
+            if status != 200 || !streamed {
+                let text = format!("The backend answered with status {status}.");
+                let refusal = Refusal::upstream(502, "backend_error", text);
+                return Err(Stop::Refused(refusal).into());
+            }
+            framing = Framing::Chunked;
+        } else {
+            self.keep_alive &= keep_alive;
+            self.done.status = status;
+            let mut attempts = Vec::with_capacity(3);
+            answer::push_decimal(&mut attempts, u64::from(self.done.attempts));
+            let own: [Own; 6] = [
+                ("x-request-id", self.done.request_id.as_str().as_bytes()),
+                ("x-forebay-route", plan.routes[call.route.index()].name.as_bytes()),
+                ("x-forebay-backend", backend.name.as_bytes()),
+                ("x-forebay-attempt", &attempts),
+                ("cache-control", b"no-cache"),
+                ("x-accel-buffering", b"no"),
+            ];
+            let answer = h1::Answer {
+                status,
+                version: client.head.version,
+                framing,
+                keep_alive: self.keep_alive,
+                own: if streamed { &own } else { &own[..4] },
+            };
+            h1::write_response(&mut client.out, &answer, &conn.buf, &conn.head.fields);
+        }
+        self.done.streamed = streamed;
+        let kind = conn.head.field(&conn.buf, Known::ContentType).unwrap_or_default();
+        let watch = if streamed {
+            Watch::Stream(Box::new(Scanner::new()))
+        } else if is_json(kind) {
+            Watch::Plain(Box::new(PlainScanner::new()))
+        } else {
+            Watch::Blind
+        };
+        conn.buf.drain(..conn.head.head_len);
+        Ok(Relay::new(conn.head.framing, framing, watch, hide))
+    }
+
+    /// The head of a stream before the backend has said anything, for a heartbeat to follow.
+    pub fn early_head(&mut self, client: &mut Client) {
+        if self.head_sent || client.head.version == Version::Http10 {
+            return;
+        }
+        self.head_sent = true;
+        self.done.status = 200;
+        let own: [Own; 4] = [
+            ("content-type", b"text/event-stream"),
+            ("x-request-id", self.done.request_id.as_str().as_bytes()),
+            ("cache-control", b"no-cache"),
+            ("x-accel-buffering", b"no"),
+        ];
+        let answer = h1::Answer {
+            status: 200,
+            version: client.head.version,
+            framing: Framing::Chunked,
+            keep_alive: self.keep_alive,
+            own: &own,
+        };
+        self.shard.compose(|out| {
+            h1::write_response(out, &answer, b"", &[]);
+            let _ = client.send_now(out);
+        });
+    }
+
+    /// The answer has begun to count: no other attempt can follow, and what only another attempt
+    /// would need is let go of.
+    pub fn first_content(&mut self, client: &mut Client, now: Instant) {
+        let ttft = now.since(self.began);
+        self.done.ttft = Some(ttft);
+        self.shard.meter.borrow_mut().ttft(self.done.route, self.done.backend, ttft);
+        self.body = None;
+        client.release_body();
+    }
+
+    /// Books what the answer cost; gives the decoder for the rest of its body.
+    pub fn book(&mut self, relay: Relay, call: &Call) -> Decoder {
+        let (seen, rest) = relay.finish();
+        self.done.usage = bill(&seen, call.prompt, self.done.status);
+        rest
+    }
+
+    /// What it means that an answer broke off.
+    pub fn ruined(
+        &mut self,
+        ruin: Ruin,
+        over: bool,
+        held: bool,
+        backend: BackendId,
+        relay: Relay,
+        call: &Call,
+    ) -> Result<Then, Failed> {
+        if !over && let Some(failure) = ruin.failure(self.done.ttft.is_some()) {
+            self.failed(backend, failure);
+        }
+        if ruin.is_backends() && (held || !self.head_sent) {
+            let refusal = ruin.refusal();
+            return Err(Failed::Fault(Fault { refusal, retry: true }));
+        }
+        self.book(relay, call);
+        if over {
+            // The last event had come: that the client hangs up then is its good right.
+            self.done.how = Ending::Whole;
+            return Ok(Then::Close);
+        }
+        Err(Failed::Stop(match ruin {
+            Ruin::Gone => Stop::Gone,
+            Ruin::Slow => Stop::Cut(Ending::ClientSlow),
+            Ruin::Stopped => Stop::Cut(Ending::Drained),
+            Ruin::Late => Stop::Cut(Ending::TimedOut),
+            Ruin::Reported | Ruin::Broken(_) => Stop::Cut(Ending::BackendBroke),
+        }))
+    }
+}
+
+impl Drop for Trip {
+    fn drop(&mut self) {
+        let now = rt::now();
+        self.done.at = now;
+        self.done.duration = now.since(self.began);
+        self.shard.meter.borrow_mut().done(&self.done);
+    }
+}
+
+/// Pieces of a request that are sent in one go: its head, and the body around three splices.
+const PIECES: usize = 8;
+
+/// How an answer under way was ruined.
+#[derive(Clone, Copy, Debug)]
+pub enum Ruin {
+    /// The client left.
+    Gone,
+    /// The client took nothing for too long.
+    Slow,
+    /// We stop.
+    Stopped,
+    /// The backend was silent for too long.
+    Late,
+    /// The backend reported an error before anything counted.
+    Reported,
+    Broken(Broken),
+}
+
+impl Ruin {
+    pub fn is_backends(self) -> bool {
+        matches!(self, Ruin::Late | Ruin::Reported | Ruin::Broken(_))
+    }
+
+    /// What to count; an error event has been counted when it was seen.
+    fn failure(self, begun: bool) -> Option<Failure> {
+        match self {
+            Ruin::Gone | Ruin::Slow | Ruin::Stopped | Ruin::Reported => None,
+            Ruin::Late if begun => Some(Failure::Chunk),
+            Ruin::Late => Some(Failure::FirstToken),
+            Ruin::Broken(Broken::Malformed(_)) => Some(Failure::Protocol),
+            Ruin::Broken(Broken::Truncated) => Some(Failure::Reset),
+        }
+    }
+
+    pub fn refusal(self) -> Refusal {
+        match self {
+            Ruin::Late => late(),
+            Ruin::Broken(Broken::Malformed(_)) => rubbish(),
+            _ => {
+                let text = "The backend broke off in the middle of its answer.";
+                Refusal::upstream(502, "backend_broke", text)
+            }
+        }
+    }
+}
+
+fn late() -> Refusal {
+    Refusal::upstream(504, "backend_timeout", "The backend did not answer in time.")
+}
+
+fn rubbish() -> Refusal {
+    Refusal::upstream(502, "backend_protocol", "The backend's answer is not valid HTTP.")
+}
+
+fn stopping() -> Refusal {
+    Refusal::busy("stopping", "The gateway is stopping.", Duration::from_secs(1))
+}
+
+/// Statuses after which another backend may do better.
+fn is_retryable(status: u16) -> bool {
+    matches!(status, 408 | 429 | 500 | 502..=504)
+}
+
+fn is_json(kind: &[u8]) -> bool {
+    let kind = kind.split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
+    kind.eq_ignore_ascii_case(b"application/json")
+        || kind.len() > 5 && kind[kind.len() - 5..].eq_ignore_ascii_case(b"+json")
+}
+
+/// Tokens to book: what the backend reported; what it did not report is estimated, and said to be.
+fn bill(seen: &Seen, prompt: u64, status: u16) -> Booked {
+    let Tokens(fresh) = tokens::generated(seen.fresh_tokens, seen.fresh_bytes, seen.fresh_chars);
+    match seen.usage.as_ref().and_then(|usage| usage.charge().map(|charge| (usage, charge))) {
+        Some((usage, (prompt, completion))) => Booked {
+            prompt,
+            completion: completion.saturating_add(if seen.over { 0 } else { fresh }),
+            cached: usage.cached.unwrap_or(0).min(prompt),
+            reasoning: usage.reasoning.unwrap_or(0).min(completion),
+            estimated: if seen.over { 0 } else { fresh },
+        },
+        // An error costs nothing; an answer without a report is estimated.
+        None if status >= 400 || (seen.error && fresh == 0) => Booked::default(),
+        None => Booked {
+            prompt,
+            completion: fresh,
+            estimated: prompt.saturating_add(fresh),
+            ..Booked::default()
+        },
+    }
+}
+
+/// The id of one attempt: engines that take it for their own refuse to see one twice.
+fn attempt_id<'a>(out: &'a mut [u8], request: &str, attempt: u8) -> &'a [u8] {
+    let mut at = request.len();
+    out[..at].copy_from_slice(request.as_bytes());
+    if attempt > 1 {
+        out[at] = b'-';
+        out[at + 1] = b'0' + attempt / 10 % 10;
+        out[at + 2] = b'0' + attempt % 10;
+        at += 3;
+    }
+    &out[..at]
+}
+
+/// Makes request ids: a random start for each shard and process, then a count.
+pub struct Ids {
+    start: u64,
+    count: std::cell::Cell<u64>,
+}
+
+impl Ids {
+    pub fn new(start: u64) -> Ids {
+        Ids { start, count: std::cell::Cell::new(0) }
+    }
+
+    pub fn next(&self) -> RequestId {
+        const HEX: &[u8; 16] = b"0123456789abcdef";
+        let count = self.count.get();
+        self.count.set(count + 1);
+        let mut text = *b"req_0000000000000000000000000000";
+        // Mixing hides how many requests others send; a mixer is a bijection, so no id repeats.
+        let words = (u128::from(self.start) << 64) | u128::from(Rng::seeded(count).next_u64());
+        for (index, byte) in text[4..].iter_mut().enumerate() {
+            // Four bits index a table of sixteen.
+            *byte = HEX[(words >> (108 - 4 * index)) as usize & 15];
+        }
+        RequestId::new(&text)
+    }
+}

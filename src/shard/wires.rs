@@ -1,0 +1,192 @@
+//! The two sockets of a request, waited on together, and the connections of a shard.
+
+use std::io;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use super::Shard;
+use crate::client::Client;
+use crate::pool::Conn;
+use crate::pure::h1;
+use crate::pure::plan::HalfClose;
+use crate::pure::units::Instant;
+use crate::rt;
+
+/// A client and the backend that answers it.
+pub struct Wires<'a> {
+    pub client: &'a mut Client,
+    pub conn: &'a mut Conn,
+    /// Part of the request is still on its way to the backend.
+    pub sending: bool,
+    /// Since when part of the answer waits for the client to take it.
+    pub flushing_since: Option<Instant>,
+    shard: &'a Shard,
+    half_close: HalfClose,
+    /// Writing to the client failed.
+    lost: bool,
+}
+
+/// What happened next.
+pub enum Wake {
+    /// The backend's pending read: bytes appended to `conn.buf`, 0 at its end.
+    Backend(io::Result<usize>),
+    /// The whole request has been handed to the kernel, or cannot be any more.
+    Sent,
+    /// The client has taken what was waiting since then.
+    Flushed(Instant),
+    Gone,
+    /// The client's timer.
+    Time,
+    /// The process ends now.
+    Stop,
+}
+
+impl<'a> Wires<'a> {
+    pub fn new(
+        shard: &'a Shard,
+        client: &'a mut Client,
+        conn: &'a mut Conn,
+        half_close: HalfClose,
+    ) -> Wires<'a> {
+        Wires { client, conn, sending: false, flushing_since: None, shard, half_close, lost: false }
+    }
+
+    pub fn flushing(&self) -> bool {
+        self.flushing_since.is_some()
+    }
+
+    /// Waits for whatever comes first.
+    pub async fn wake(&mut self) -> Wake {
+        std::future::poll_fn(|cx| {
+            if self.lost {
+                return Poll::Ready(Wake::Gone);
+            }
+            if let Some(since) = self.flushing_since
+                && let Poll::Ready((flushed, _)) = self.client.socket.poll_flush(cx)
+            {
+                self.flushing_since = None;
+                return Poll::Ready(match flushed {
+                    Ok(()) => Wake::Flushed(since),
+                    Err(_) => Wake::Gone,
+                });
+            }
+            if let Poll::Ready(read) = self.conn.poll_read(cx) {
+                return Poll::Ready(Wake::Backend(read));
+            }
+            if self.sending
+                && let Poll::Ready((sent, _)) = self.conn.socket.poll_flush(cx)
+            {
+                self.sending = false;
+                // It may have answered early and closed: what it said is still to be read.
+                self.conn.spoiled |= sent.is_err();
+                return Poll::Ready(Wake::Sent);
+            }
+            if self.client.poll_gone(self.half_close, cx).is_ready() {
+                return Poll::Ready(Wake::Gone);
+            }
+            if self.shard.stopping.get() {
+                return Poll::Ready(Wake::Stop);
+            }
+            self.client.timer.poll(cx).map(|()| Wake::Time)
+        })
+        .await
+    }
+
+    /// Writes to the client what its socket takes and queues a copy of the rest. Nothing may be
+    /// queued yet.
+    pub fn to_client(&mut self, bytes: &[u8], now: Instant) {
+        match self.client.send_now(bytes) {
+            Ok(true) => {}
+            Ok(false) => self.flushing_since = Some(now),
+            Err(_) => self.lost = true,
+        }
+    }
+
+    /// Tells the client that we are still here, in a way that every parser skips.
+    pub fn beat(&mut self, now: Instant) {
+        if !self.flushing() {
+            let mut out = Vec::with_capacity(32);
+            h1::append_chunk(&mut out, b": ping\n");
+            self.to_client(&out, now);
+        }
+    }
+
+    /// Waits until the client has taken everything; false if it leaves or takes longer than
+    /// `limit`.
+    pub async fn flushed(&mut self, limit: Duration) -> bool {
+        self.client.timer.set(self.flushing_since.map(|since| since + limit));
+        !self.lost
+            && std::future::poll_fn(|cx| {
+                if self.flushing_since.is_none() {
+                    return Poll::Ready(true);
+                }
+                if let Poll::Ready((flushed, _)) = self.client.socket.poll_flush(cx) {
+                    return Poll::Ready(flushed.is_ok());
+                }
+                self.client.timer.poll(cx).map(|()| false)
+            })
+            .await
+    }
+}
+
+/// The tasks of a shard's connections, to be woken when the shard drains.
+#[derive(Default)]
+pub struct Wakers {
+    seats: Vec<Option<Waker>>,
+    free: Vec<usize>,
+}
+
+impl Wakers {
+    pub fn wake_all(&self) {
+        self.seats.iter().flatten().for_each(Waker::wake_by_ref);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.seats.len() == self.free.len()
+    }
+}
+
+/// A connection's place among those of its shard, left on drop.
+pub struct Seat {
+    shard: Rc<Shard>,
+    index: usize,
+}
+
+impl Seat {
+    pub async fn take(shard: &Rc<Shard>) -> Seat {
+        let waker = std::future::poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+        shard.meter.borrow_mut().connection_opened();
+        let mut wakers = shard.connections.borrow_mut();
+        let index = match wakers.free.pop() {
+            Some(index) => index,
+            None => {
+                wakers.seats.push(None);
+                wakers.seats.len() - 1
+            }
+        };
+        wakers.seats[index] = Some(waker);
+        Seat { shard: Rc::clone(shard), index }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut wakers = self.shard.connections.borrow_mut();
+        wakers.seats[self.index] = None;
+        wakers.free.push(self.index);
+        self.shard.meter.borrow_mut().connection_closed();
+    }
+}
+
+/// Waits until the client has taken what is queued for it, at most `limit`.
+pub async fn flush(client: &mut Client, limit: Duration) {
+    client.timer.set(Some(rt::now() + limit));
+    std::future::poll_fn(|cx| {
+        if client.socket.poll_flush(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        client.timer.poll(cx)
+    })
+    .await;
+}
