@@ -955,3 +955,7 @@ fn cut_len(bytes: &[u8]) -> usize {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+#[path = "json/tests.rs"]
+mod tests;
