@@ -145,6 +145,20 @@ impl Meter {
         }
     }
 
+    /// Hands over the last sheet, also when control is behind. Call it when the shard ends; what
+    /// is counted later may be lost. Dropping the meter does the same, but a runtime may leak the
+    /// tasks that hold it.
+    pub fn close(&mut self) {
+        if self.link.closed() {
+            return;
+        }
+        self.send(Box::default());
+        self.link.closed.store(true, Ordering::Release);
+        if let Some(records) = &mut self.records {
+            records.wake();
+        }
+    }
+
     fn send(&mut self, blank: Box<Sheet>) {
         let sheet = std::mem::replace(&mut self.sheet, blank);
         // The queue has room for every sheet there is.
@@ -154,13 +168,9 @@ impl Meter {
 }
 
 impl Drop for Meter {
-    /// The last sheet of a shard that ends, also of one that panics.
+    /// Also when a shard's own loop panics.
     fn drop(&mut self) {
-        self.send(Box::default());
-        self.link.closed.store(true, Ordering::Release);
-        if let Some(records) = &mut self.records {
-            records.wake();
-        }
+        self.close();
     }
 }
 
@@ -989,6 +999,22 @@ mod tests {
         meter.tick(Instant::ZERO);
         ledger.fold(std::slice::from_ref(&link));
         assert_eq!(ledger.routes.of(Series(3)).map(|row| row.retries), Some(100));
+    }
+
+    #[test]
+    fn a_closed_meter_has_said_everything_once() {
+        let (mut meter, link) = Meter::linked(ShardId(0), None);
+        meter.retry(Series(1));
+        meter.tick(Instant::ZERO);
+        meter.retry(Series(1));
+        meter.close();
+        assert!(link.closed());
+        meter.retry(Series(1));
+        meter.tick(Instant::ZERO);
+        drop(meter);
+        let mut ledger = Ledger::default();
+        ledger.fold(std::slice::from_ref(&link));
+        assert_eq!(ledger.routes.of(Series(1)).map(|row| row.retries), Some(2));
     }
 
     #[test]
