@@ -599,3 +599,325 @@ fn process(started: f64) -> Process {
         start_unix_seconds: started,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    //! Rules as tables; the rest over real sockets, with a stand-in for control.
+
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::meter::{Booked, Done, Ending, Meter, RequestId};
+    use crate::pure::board::Registry;
+    use crate::pure::dialect::Endpoint;
+
+    #[test]
+    fn who_may_do_what() {
+        use Place::{Loopback, Network, Unix};
+        let (ok, auth, not) = (StatusCode::OK, StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN);
+        let (get, post) = (Method::GET, Method::POST);
+        let token = Some("s3cret");
+        for (method, path, fields, token, place, expected) in [
+            // Without a token: loopback by its own names, everybody elsewhere.
+            (&get, "/metrics", &[("host", "127.0.0.1:9900")][..], None, Loopback, ok),
+            (&get, "/metrics", &[("host", "localhost")], None, Loopback, ok),
+            (&get, "/metrics", &[("host", "[::1]:9900")], None, Loopback, ok),
+            (&get, "/metrics", &[], None, Loopback, ok),
+            (&get, "/metrics", &[("host", "evil.example:9900")], None, Loopback, not),
+            (&get, "/metrics", &[("host", "gw-1:9900")], None, Network, ok),
+            (&get, "/metrics", &[("host", "anything")], None, Unix, ok),
+            (&get, "/healthz", &[("host", "evil.example")], None, Loopback, ok),
+            // A page of another origin changes nothing, whatever it knows.
+            (&post, "/reload", &[("host", "127.0.0.1:1")], None, Loopback, ok),
+            (
+                &post,
+                "/reload",
+                &[("host", "127.0.0.1:1"), ("origin", "http://evil.example")],
+                None,
+                Loopback,
+                not,
+            ),
+            (&post, "/reload", &[("host", "127.0.0.1:1"), ("origin", "null")], None, Loopback, not),
+            (&post, "/reload", &[("origin", "http://x")], None, Unix, not),
+            (
+                &post,
+                "/reload",
+                &[("host", "127.0.0.1:1"), ("origin", "http://127.0.0.1:1")],
+                None,
+                Loopback,
+                ok,
+            ),
+            // With one: only with it, and then by any name.
+            (&get, "/metrics", &[("host", "127.0.0.1")], token, Loopback, auth),
+            (&get, "/metrics", &[("authorization", "Bearer wrong")], token, Network, auth),
+            (&get, "/metrics", &[("authorization", "Basic s3cret")], token, Network, auth),
+            (&get, "/metrics", &[("authorization", "Bearer ")], token, Network, auth),
+            (&get, "/metrics", &[("authorization", "Bearer s3cret")], token, Network, ok),
+            (
+                &post,
+                "/reload",
+                &[("host", "gw-1"), ("authorization", "bearer s3cret")],
+                token,
+                Loopback,
+                ok,
+            ),
+            (&get, "/readyz", &[], token, Network, ok),
+        ] {
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                headers.insert(*name, value.parse().expect("a value"));
+            }
+            let verdict = admit(method, path, &headers, token, place);
+            let status = verdict.map_or_else(|(status, _)| status, |()| StatusCode::OK);
+            assert_eq!(status, expected, "{method} {path} {fields:?} {token:?} {place:?}");
+        }
+    }
+
+    /// A desk with one shard's books and a control that answers each order with `reloaded`.
+    fn desk(text: &str, reloaded: fn() -> Reloaded) -> (Arc<Desk>, Meter) {
+        let mut registry = Registry::new();
+        let no_file = |_: &str| Err("no files".to_owned());
+        let plan = Plan::build(text, &|_| None, &no_file, &mut registry).expect("a plan");
+        let (meter, link) = Meter::linked(ShardId(0), None);
+        let (reload, mut orders) = mpsc::channel::<oneshot::Sender<Reloaded>>(1);
+        tokio::spawn(async move {
+            while let Some(answer) = orders.recv().await {
+                let _ = answer.send(reloaded());
+            }
+        });
+        let totals = Arc::clone(registry.totals());
+        let desk = Desk {
+            shared: Arc::new(Shared::new(Arc::new(plan), totals, Default::default())),
+            catalog: Arc::new(ArcSwap::from_pointee(Catalog::of(&registry))),
+            books: Books::new(vec![link]),
+            shards: vec![(ShardId(0), "epoll")],
+            reload,
+            reloads: Reloads::default(),
+            started: 0.0,
+        };
+        (Arc::new(desk), meter)
+    }
+
+    const PLAN: &str = "server: { listen: '127.0.0.1:0' }
+pools: { p: { backends: [ { name: u1, url: 'http://127.0.0.1:9/base', api_key: sk-secret } ] } }
+models: { m: {} }
+routes: [ { name: r, match: { model: [m] }, pool: p } ]
+tenants: { a: {} }
+";
+
+    /// Runs `client` on a thread of its own against a served desk.
+    fn against(
+        listen: &AdminListen,
+        reloaded: fn() -> Reloaded,
+        client: impl FnOnce(Arc<Desk>, Meter, SocketAddrOrPath) + Send,
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        std::thread::scope(|scope| {
+            runtime.block_on(async {
+                let (desk, meter) = desk(PLAN, reloaded);
+                let bound = Bound::new(listen).expect("bound");
+                let at = match &bound {
+                    Bound::Tcp(listener) => {
+                        SocketAddrOrPath::Address(listener.local_addr().expect("bound"))
+                    }
+                    Bound::Unix(_, path) => SocketAddrOrPath::Path(path.clone()),
+                };
+                let served = desk.clone();
+                let (ended, end) = oneshot::channel();
+                scope.spawn(move || {
+                    client(served, meter, at);
+                    ended.send(())
+                });
+                tokio::select! {
+                    result = bound.serve(desk) => panic!("{result:?}"),
+                    // A client that failed an assertion dropped its end; the scope tells.
+                    _ = end => {}
+                }
+            });
+        });
+    }
+
+    enum SocketAddrOrPath {
+        Address(std::net::SocketAddr),
+        Path(std::path::PathBuf),
+    }
+
+    fn ask(at: &SocketAddrOrPath, request: &str) -> (u16, String) {
+        let text = format!("{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let mut answer = String::new();
+        match at {
+            SocketAddrOrPath::Address(address) => {
+                let mut stream = std::net::TcpStream::connect(address).expect("connected");
+                stream.write_all(text.as_bytes()).expect("sent");
+                stream.read_to_string(&mut answer).expect("read");
+            }
+            SocketAddrOrPath::Path(path) => {
+                let mut stream = std::os::unix::net::UnixStream::connect(path).expect("connected");
+                stream.write_all(text.as_bytes()).expect("sent");
+                stream.read_to_string(&mut answer).expect("read");
+            }
+        }
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an answer");
+        (head[9..12].parse().expect("a status"), body.to_owned())
+    }
+
+    fn any_port() -> AdminListen {
+        AdminListen::Tcp("127.0.0.1:0".parse().expect("an address"))
+    }
+
+    fn in_force() -> Reloaded {
+        Reloaded::InForce { digest: 7, notices: vec![], restart: vec![], unresolved: vec![] }
+    }
+
+    #[test]
+    fn what_a_shard_has_handed_over_is_seen_at_the_next_look() {
+        against(&any_port(), in_force, |desk, mut meter, at| {
+            let tenant = desk.catalog.load().tenant("a").expect("known");
+            let (status, usage) = ask(&at, "GET /usage?tenant=a");
+            let usage: Value = serde_json::from_str(&usage).expect("JSON");
+            assert_eq!((status, &usage["total_tokens"]), (200, &json!(0)));
+            meter.done(&Done {
+                at: rt::now(),
+                request_id: RequestId::new(b"1"),
+                tenant,
+                key: Default::default(),
+                route: Default::default(),
+                model: Default::default(),
+                backend: Default::default(),
+                status: 200,
+                streamed: false,
+                how: Ending::Whole,
+                path: Endpoint::Chat,
+                attempts: 1,
+                bytes_in: 0,
+                bytes_out: 0,
+                queue: None,
+                ttft: None,
+                duration: Duration::from_millis(1),
+                usage: Booked { prompt: 9, completion: 3, estimated: 3, ..Booked::default() },
+            });
+            meter.tick(rt::now());
+            let (_, usage) = ask(&at, "GET /usage?tenant=a");
+            let usage: Value = serde_json::from_str(&usage).expect("JSON");
+            for (field, count) in [
+                ("prompt_tokens", 9),
+                ("completion_tokens", 3),
+                ("total_tokens", 12),
+                ("estimated_tokens", 3),
+            ] {
+                assert_eq!(usage[field], count, "{field}");
+            }
+            assert_eq!(usage["tenant"], "a");
+            let (status, metrics) = ask(&at, "GET /metrics");
+            assert_eq!(status, 200);
+            let line = "forebay_tenant_tokens_total{tenant=\"a\",kind=\"estimated\"} 3\n";
+            assert!(metrics.contains(line), "{metrics}");
+            assert_eq!(ask(&at, "GET /usage?tenant=nobody").0, 404);
+            let (_, all) = ask(&at, "GET /usage");
+            let all: Value = serde_json::from_str(&all).expect("JSON");
+            assert_eq!(all["tenants"][1]["total_tokens"], 12);
+        });
+    }
+
+    #[test]
+    fn the_plan_is_shown_without_its_secrets() {
+        against(&any_port(), in_force, |_, _, at| {
+            let (status, plan) = ask(&at, "GET /plan");
+            assert_eq!(status, 200);
+            assert!(!plan.contains("sk-secret"), "{plan}");
+            let plan: Value = serde_json::from_str(&plan).expect("JSON");
+            assert_eq!(plan["pools"][0]["backends"][0]["address"], "127.0.0.1:9/base/v1");
+            assert_eq!(plan["routes"][0]["pool"], "p");
+            assert_eq!(plan["open"], true);
+        });
+    }
+
+    #[test]
+    fn readiness_ends_when_draining_begins() {
+        against(&any_port(), in_force, |desk, _, at| {
+            assert_eq!(ask(&at, "GET /readyz").0, 200);
+            desk.shared.set_phase(Phase::Draining);
+            assert_eq!(ask(&at, "GET /readyz").0, 503);
+            assert_eq!(ask(&at, "GET /healthz").0, 200);
+            assert!(ask(&at, "GET /metrics").1.contains("forebay_ready 0\n"));
+        });
+    }
+
+    #[test]
+    fn only_post_reloads_and_the_answer_is_controls() {
+        let refused = || {
+            Reloaded::Refused(vec![Problem {
+                line: 3,
+                column: 5,
+                field: "routes[0].pool".to_owned(),
+                message: "there is no pool `q`".to_owned(),
+                hint: None,
+                owner: Some(("route", "chat".to_owned())),
+            }])
+        };
+        against(&any_port(), refused, |_, _, at| {
+            assert_eq!(ask(&at, "GET /reload").0, 405);
+            let (status, body) = ask(&at, "POST /reload");
+            let body: Value = serde_json::from_str(&body).expect("JSON");
+            assert_eq!((status, &body["status"]), (422, &json!("refused")));
+            assert_eq!(body["problems"][0]["line"], 3);
+            assert_eq!(body["problems"][0]["owner"]["name"], "chat");
+            assert_eq!(ask(&at, "GET /nothing").0, 404);
+            assert_eq!(ask(&at, "POST /metrics").0, 405);
+        });
+        against(&any_port(), in_force, |_, _, at| {
+            let (status, body) = ask(&at, "POST /reload");
+            let body: Value = serde_json::from_str(&body).expect("JSON");
+            assert_eq!((status, &body["status"]), (200, &json!("in force")));
+        });
+    }
+
+    /// As many connections as there is room for, all idle: the next one waits until one leaves.
+    #[test]
+    fn connections_are_bounded() {
+        against(&any_port(), in_force, |_, _, at| {
+            let SocketAddrOrPath::Address(address) = at else { return };
+            let connect = || std::net::TcpStream::connect(address).expect("connected");
+            let get = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n";
+            let mut idle: Vec<_> = (0..CONNECTIONS_MAX).map(|_| connect()).collect();
+            let mut buf = [0; 512];
+            for stream in &mut idle {
+                stream.write_all(get).expect("sent");
+                assert!(stream.read(&mut buf).expect("served") > 0);
+            }
+            let mut one_more = connect();
+            one_more.write_all(get).expect("sent");
+            let patience = Duration::from_millis(100);
+            one_more.set_read_timeout(Some(patience)).expect("set");
+            assert!(one_more.read(&mut buf).is_err());
+            idle.pop();
+            one_more.set_read_timeout(None).expect("set");
+            assert!(one_more.read(&mut buf).expect("served") > 0);
+        });
+    }
+
+    #[test]
+    fn a_unix_socket_is_ours_alone_and_leaves_nothing_behind() {
+        let folder = std::env::temp_dir().join(format!("forebay-admin-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let path = folder.join("admin.sock");
+        let listen = AdminListen::Unix(path.to_string_lossy().into_owned());
+        // What a killed process leaves.
+        drop(std::os::unix::net::UnixListener::bind(&path).expect("bound"));
+        against(&listen, in_force, |_, _, at| {
+            let mode = std::fs::metadata(&path).expect("there").permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+            assert_eq!(ask(&at, "GET /metrics").0, 200);
+            // A second gateway does not take it away.
+            assert!(Bound::new(&listen).is_err());
+            assert_eq!(ask(&at, "GET /metrics").0, 200);
+        });
+        assert!(!path.exists());
+        std::fs::write(&path, "precious").expect("written");
+        assert!(Bound::new(&listen).is_err());
+        assert_eq!(std::fs::read(&path).expect("kept"), b"precious");
+        std::fs::remove_dir_all(folder).expect("removed");
+    }
+}

@@ -644,3 +644,87 @@ fn restart_needed(old: &Plan, new: &Plan) -> Vec<&'static str> {
     ];
     changed.into_iter().filter(|(_, changed)| *changed).map(|(field, _)| field).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(listen: &str, route: &str) -> String {
+        format!(
+            "server: {{ listen: '{listen}' }}\n\
+             pools: {{ p: {{ backends: [ {{ name: u1, url: 'http://127.0.0.1:9' }} ] }} }}\n\
+             routes: [ {{ name: {route}, pool: p }} ]\n"
+        )
+    }
+
+    #[test]
+    fn a_reload_takes_all_of_a_good_file_and_nothing_of_a_bad_one() {
+        let path = std::env::temp_dir().join(format!("forebay-reload-{}", std::process::id()));
+        let write = |text: &str| std::fs::write(&path, text).expect("written");
+        write(&config("127.0.0.1:0", "one"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let local = tokio::task::LocalSet::new();
+        local.block_on(&runtime.expect("a runtime"), async {
+            let source = Source::File(path.clone());
+            let mut registry = Registry::new();
+            let plan = Arc::new(source.load(&mut registry).expect("a plan"));
+            let totals = Arc::clone(registry.totals());
+            let (reload, _orders) = mpsc::channel(1);
+            let desk = Arc::new(Desk {
+                shared: Arc::new(Shared::new(Arc::clone(&plan), totals, Default::default())),
+                catalog: Arc::new(ArcSwap::from_pointee(Catalog::of(&registry))),
+                books: Books::new(Vec::new()),
+                shards: Vec::new(),
+                reload,
+                reloads: Reloads::default(),
+                started: 0.0,
+            });
+            let reloader = Reloader {
+                source: Arc::new(source),
+                registry: Arc::new(Mutex::new(registry)),
+                started_with: Arc::clone(&plan),
+                names: Names::new(names::system),
+                desk: Arc::clone(&desk),
+            };
+            let routes = || {
+                let plan = desk.shared.plan.load();
+                plan.routes.iter().map(|route| route.name.to_string()).collect::<Vec<_>>()
+            };
+
+            for broken in ["", "{ this is not valid", &config("127.0.0.1:0", "''"), "\0"] {
+                write(broken);
+                let reloaded = reloader.reload().await;
+                assert!(matches!(reloaded, Reloaded::Refused(_)), "{broken}: {reloaded:?}");
+                assert!(Arc::ptr_eq(&desk.shared.plan.load(), &plan));
+            }
+            std::fs::remove_file(&path).expect("removed");
+            assert!(matches!(reloader.reload().await, Reloaded::Unreadable(_)));
+            assert_eq!(routes(), ["one"]);
+
+            write(&config("127.0.0.1:1", "two"));
+            match reloader.reload().await {
+                Reloaded::InForce { restart, .. } => assert_eq!(restart, ["server.listen"]),
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(routes(), ["two"]);
+            // The old name keeps its number: its counts are not the new one's.
+            assert_eq!(desk.catalog.load().routes.len(), 3);
+            std::fs::remove_file(&path).expect("removed");
+        });
+    }
+
+    #[test]
+    fn a_shard_that_ends_by_itself_is_a_fault_only_while_running() {
+        let later = Instant::now();
+        for (state, fault) in [
+            (State::Running, true),
+            (State::Draining { until: later }, false),
+            (State::Stopping { until: later }, false),
+        ] {
+            assert_eq!(End::Returned(Ok(())).complaint(state).is_some(), fault, "{state:?}");
+            let failed = End::Returned(Err(io::ErrorKind::Other.into()));
+            assert!(failed.complaint(state).is_some());
+            assert!(End::Panicked.complaint(state).is_some());
+        }
+    }
+}

@@ -497,10 +497,11 @@ impl Inbox {
             loop {
                 // Woken by nobody: whoever arms it polls it.
                 let (buf, most) = std::future::poll_fn(|_| {
-                    match std::mem::replace(&mut *shared.borrow_mut(), Read::InFlight) {
+                    let mut post = shared.borrow_mut();
+                    match std::mem::replace(&mut *post, Read::InFlight) {
                         Read::Armed(buf, most) => Poll::Ready((buf, most)),
                         other => {
-                            *shared.borrow_mut() = other;
+                            *post = other;
                             Poll::Pending
                         }
                     }
@@ -561,10 +562,11 @@ impl Outbox {
                 let writer = async move {
                     loop {
                         let (buf, from) = std::future::poll_fn(|_| {
-                            match std::mem::replace(&mut *shared.borrow_mut(), Write::InFlight) {
+                            let mut post = shared.borrow_mut();
+                            match std::mem::replace(&mut *post, Write::InFlight) {
                                 Write::Queued(buf, from) => Poll::Ready((buf, from)),
                                 other => {
-                                    *shared.borrow_mut() = other;
+                                    *post = other;
                                     Poll::Pending
                                 }
                             }

@@ -6,7 +6,7 @@
 //! over: inside of a skipped value only brackets and quotes are looked at, and words, numbers,
 //! escapes and UTF-8 are taken as they come. That is enough to never mistake the inside of a string
 //! for anything else. What a client sends needs [`crate::pure::json`] instead, which checks every
-//! byte and can be resumed.
+//! byte.
 
 use crate::pure::json;
 
@@ -53,7 +53,10 @@ impl<'a> Cursor<'a> {
     #[inline]
     pub fn space(&mut self) {
         // Engines write none, so this is one comparison.
-        while let Some((b' ' | b'\t' | b'\n' | b'\r', behind)) = self.rest.split_first() {
+        while let Some((&byte, behind)) = self.rest.split_first()
+            && byte <= b' '
+            && matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
+        {
             self.rest = behind;
         }
     }
@@ -86,7 +89,7 @@ impl<'a> Cursor<'a> {
 
     /// Moves to the value of the next member of an object and gives its name, or moves past the end
     /// of the object. `fresh`: no member has been read yet.
-    #[inline]
+    #[inline(always)]
     pub fn member(&mut self, fresh: bool) -> Option<Option<Text<'a>>> {
         if !self.next(fresh, b'}')? {
             return Some(None);
@@ -104,17 +107,17 @@ impl<'a> Cursor<'a> {
         self.next(fresh, b']')
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn string(&mut self) -> Option<Text<'a>> {
         self.expect(b'"')?;
-        let mut len = quote_or_backslash(self.rest, 0)?;
+        let mut len = quote_or_backslash(self.rest)?;
         let mut escaped = false;
         while self.rest.get(len) != Some(&b'"') {
             escaped = true;
-            len = quote_or_backslash(self.rest, len + 2)?;
+            len += 2 + quote_or_backslash(self.rest.get(len + 2..)?)?;
         }
-        let (raw, behind) = self.rest.split_at_checked(len)?;
-        self.rest = behind.get(1..)?;
+        let raw = self.rest.get(..len)?;
+        self.rest = self.rest.get(len + 1..)?;
         Some(Text { raw, escaped })
     }
 
@@ -126,13 +129,7 @@ impl<'a> Cursor<'a> {
                 self.string()?;
             }
             b'{' | b'[' => self.brackets()?,
-            b'-' | b'0'..=b'9' | b't' | b'f' | b'n' | b'N' | b'I' => {
-                // White space, a comma or a bracket ends it; what it is checked to be is up to the
-                // reader.
-                let ends = |&byte: &u8| byte <= b' ' || matches!(byte, b',' | b']' | b'}');
-                let len = from.iter().position(ends).unwrap_or(from.len());
-                self.rest = &from[len..];
-            }
+            byte if starts_scalar(byte) => self.rest = &from[scalar_len(from)..],
             _ => return None,
         }
         from.get(..from.len() - self.rest.len())
@@ -140,38 +137,63 @@ impl<'a> Cursor<'a> {
 
     /// Moves past a container.
     fn brackets(&mut self) -> Option<()> {
-        // One bit for each open container, set for an object; the innermost is the lowest.
-        let mut objects: u128 = 0;
-        let mut depth = 0;
+        let mut brackets = Brackets::default();
         loop {
             self.rest = self.rest.get(bracket_or_quote(self.rest)?..)?;
-            match self.byte() {
-                b'"' => {
-                    self.string()?;
-                    continue;
-                }
-                open @ (b'{' | b'[') => {
-                    // Deeper than any response; a fault is better than a wrong reading.
-                    if depth == 128 {
-                        return None;
-                    }
-                    objects = objects << 1 | u128::from(open == b'{');
-                    depth += 1;
-                }
-                close => {
-                    if (objects & 1 == 1) != (close == b'}') {
-                        return None;
-                    }
-                    objects >>= 1;
-                    depth -= 1;
-                }
+            let byte = self.byte();
+            if byte == b'"' {
+                self.string()?;
+                continue;
             }
             self.step();
-            if depth == 0 {
+            if brackets.turn(byte)? {
                 return Some(());
             }
         }
     }
+}
+
+/// The open brackets within a value that is passed over.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Brackets {
+    /// One bit for each, set for an object; the innermost is the lowest.
+    objects: u128,
+    depth: u32,
+}
+
+impl Brackets {
+    /// Takes a bracket. `true`: it closes the first one. `None`: it closes none, or they are nested
+    /// deeper than in any response; a fault is better than a wrong reading.
+    #[inline]
+    pub fn turn(&mut self, bracket: u8) -> Option<bool> {
+        if matches!(bracket, b'{' | b'[') {
+            if self.depth == u128::BITS {
+                return None;
+            }
+            self.objects = self.objects << 1 | u128::from(bracket == b'{');
+            self.depth += 1;
+        } else {
+            if self.depth == 0 || (self.objects & 1 == 1) != (bracket == b'}') {
+                return None;
+            }
+            self.objects >>= 1;
+            self.depth -= 1;
+        }
+        Some(self.depth == 0)
+    }
+}
+
+/// Whether a number, `true`, `false`, `null`, `NaN` or `Infinity` can start so.
+pub(crate) const fn starts_scalar(byte: u8) -> bool {
+    matches!(byte, b'-' | b'0'..=b'9' | b't' | b'f' | b'n' | b'N' | b'I')
+}
+
+/// Length of a number or word: white space, a comma or a bracket ends it. What it is checked to be
+/// is up to its reader.
+#[inline]
+pub(crate) fn scalar_len(bytes: &[u8]) -> usize {
+    let ends = |&byte: &u8| byte <= b' ' || matches!(byte, b',' | b']' | b'}');
+    bytes.iter().position(ends).unwrap_or(bytes.len())
 }
 
 const ONES: u64 = 0x0101_0101_0101_0101;
@@ -184,24 +206,25 @@ const fn same(word: u64, byte: u8) -> u64 {
     zeros.wrapping_sub(ONES) & !zeros & HIGHS
 }
 
-/// Index of the first quote or backslash at or after `at`. Strings in events are short, so eight
-/// bytes at a time beat a call into vector code.
-#[inline]
-fn quote_or_backslash(bytes: &[u8], at: usize) -> Option<usize> {
-    let mut rest = bytes.get(at..)?;
-    while let Some((lanes, behind)) = rest.split_first_chunk::<8>() {
+/// Distance to the first quote or backslash. Strings in events are short, so eight bytes at a time
+/// beat a call into vector code.
+#[inline(always)]
+pub(crate) fn quote_or_backslash(bytes: &[u8]) -> Option<usize> {
+    const NEAR: usize = 64;
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut at = 0;
+    for lanes in words {
         let word = u64::from_le_bytes(*lanes);
         let hits = same(word, b'"') | same(word, b'\\');
         if hits != 0 {
-            return Some(bytes.len() - rest.len() + hits.trailing_zeros() as usize / 8);
+            return Some(at + hits.trailing_zeros() as usize / 8);
         }
-        rest = behind;
-        if bytes.len() - rest.len() - at >= 64 {
-            break;
+        at += 8;
+        if at == NEAR {
+            return Some(at + memchr::memchr2(b'"', b'\\', bytes.get(at..)?)?);
         }
     }
-    let start = bytes.len() - rest.len();
-    memchr::memchr2(b'"', b'\\', rest).map(|n| start + n)
+    Some(at + rest.iter().position(|&byte| byte == b'"' || byte == b'\\')?)
 }
 
 /// Length of the text up to the first quote that no backslash stands before, and whether it has
@@ -237,7 +260,7 @@ pub(crate) fn text_len(bytes: &[u8]) -> Option<(usize, bool)> {
 }
 
 /// Distance to the first bracket of any kind or quote.
-fn bracket_or_quote(bytes: &[u8]) -> Option<usize> {
+pub(crate) fn bracket_or_quote(bytes: &[u8]) -> Option<usize> {
     let mut at = 0;
     while let Some(lanes) = bytes.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
         let word = u64::from_le_bytes(*lanes);

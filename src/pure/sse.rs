@@ -325,13 +325,12 @@ impl Scanner {
         if let Some(mut long) = self.long.take() {
             long.push(part);
             long.finish()
+        } else if self.before == 0 {
+            read_block(part, !self.begun, &mut self.joined)
         } else if self.held.len() + part.len() > HELD_BYTES_MAX {
-            // Length alone decides which reader is used, so that cuts cannot matter.
             let mut long = Long::new(&self.held, !self.begun);
             long.push(part);
             long.finish()
-        } else if self.before == 0 {
-            read_block(part, !self.begun, &mut self.joined)
         } else {
             self.keep(part);
             read_block(&self.held, !self.begun, &mut self.joined)
@@ -508,7 +507,7 @@ impl Shape {
         let (len, escaped) = peek::text_len(rest)?;
         let (text, rest) = rest.split_at_checked(len)?;
         let end = head.len() + len + tail.len();
-        if text.is_empty() || !rest.starts_with(tail) || end > HELD_BYTES_MAX {
+        if text.is_empty() || !rest.starts_with(tail) {
             return None;
         }
         let measure = peek::measure(text, escaped);
@@ -554,7 +553,7 @@ fn simple_event(bytes: &[u8]) -> Option<(&[u8], usize)> {
         } else {
             return None;
         };
-    (end <= HELD_BYTES_MAX).then_some((data, end))
+    Some((data, end))
 }
 
 /// Reads a whole event. `first`: a byte order mark may stand at its start.

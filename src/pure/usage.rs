@@ -10,19 +10,19 @@
 //! UTF-8), because a response is passed on as it is whatever we make of it. Neither looks inside a
 //! string, so text that merely looks like a usage report is never read as one.
 
-use crate::pure::json::{Kind, Mode, Span, WATCH_DEPTH_MAX, Walker, Watch};
-use crate::pure::peek::{Cursor, Measure};
+use crate::pure::json::Span;
+use crate::pure::peek::{self, Brackets, Cursor, Measure};
 
 /// More tokens than one response can have; a larger number is a backend's mistake and is not
 /// believed. Small enough that sums of billions of responses, and prices, stay within 64 bits.
 pub const TOKENS_MAX: u64 = 1_000_000_000;
 
-/// The longest usage object, error or other wanted value that is kept while it arrives.
+/// The longest usage object, or other value with an inside, that is kept while it arrives and read.
 const KEPT_BYTES_MAX: usize = 4 << 10;
 
 /// How many containers within one another are looked into, beside the document itself: enough for
 /// `choices[].delta.tool_calls[].function`.
-const OPEN_MAX: usize = WATCH_DEPTH_MAX - 1;
+const OPEN_MAX: usize = 7;
 
 /// Token counts as a backend reported them, with dialects made one: cached tokens are part of
 /// `prompt`, reasoning tokens are part of `completion`, and neither is ever larger than that.
@@ -511,8 +511,9 @@ impl Gist {
     fn container(&mut self, slot: Slot, whole: &[u8]) {
         let object = whole.first() == Some(&b'{');
         let inside = whole.get(1..whole.len().saturating_sub(1)).unwrap_or_default().trim_ascii();
+        let kept = whole.len() <= KEPT_BYTES_MAX;
         match slot {
-            Slot::Usage | Slot::UsageTop if object => {
+            Slot::Usage | Slot::UsageTop if object && kept => {
                 if let Some(usage) = Usage::from_json(whole) {
                     self.usage = Some(usage);
                     self.usage_top = slot == Slot::UsageTop;
@@ -520,8 +521,8 @@ impl Gist {
             }
             Slot::Error => self.error |= object && !inside.is_empty(),
             Slot::Mark => self.here |= !inside.is_empty(),
-            Slot::Listed if !inside.is_empty() => {
-                // Bounded by the length of an event, or by what is kept of a body.
+            Slot::Listed if !inside.is_empty() && kept => {
+                // There are not more than bytes.
                 let commas = inside.iter().filter(|&&byte| byte == b',').count() as u32;
                 self.listed = self.listed.saturating_add(commas.saturating_add(1));
             }
@@ -621,14 +622,49 @@ pub(crate) fn read(document: &[u8]) -> Option<Gist> {
 }
 
 /// Follows a JSON response body of any length as it arrives, and never fails: a body that is no
-/// JSON yields nothing, and a broken one what it held before it broke.
+/// JSON yields nothing, and a broken one what it held before it broke. Sees what [`read`] sees and
+/// forgives what it forgives, in every cut.
 ///
-/// Costs one strict pass over the body and no memory beyond some hundred bytes and what is kept of
-/// the usage object (4 KiB at most). Not for event streams: see [`crate::pure::sse::Scanner`].
+/// Costs one pass, a third of a nanosecond a byte where nothing is of interest (embeddings), and no
+/// memory beyond some hundred bytes and what is kept of the usage object (4 KiB at most). Not for
+/// event streams: see [`crate::pure::sse::Scanner`].
 #[derive(Clone, Debug)]
 pub struct PlainScanner {
-    walker: Walker,
-    found: Finder,
+    gist: Gist,
+    step: Step,
+    /// Roles of the open containers that are looked into, the document's first.
+    roles: [Role; OPEN_MAX + 1],
+    depth: usize,
+    /// Nothing has been read yet in the innermost one.
+    fresh: bool,
+    /// What the value that is being read means.
+    slot: Slot,
+    /// What has come of a name, or of a value that is read when it is complete.
+    kept: Vec<u8>,
+    measure: Measure,
+    /// The string that is being read has escapes; the last byte was a backslash.
+    escaped: bool,
+    backslash: bool,
+    brackets: Brackets,
+}
+
+/// What may come next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Start,
+    /// A comma, an end, or the first thing in a container.
+    Next,
+    NameStart,
+    Name,
+    Colon,
+    Value,
+    String,
+    Scalar,
+    /// Within a container that is not looked into, and within a string in it.
+    Brackets,
+    InnerString,
+    End,
+    Broken,
 }
 
 /// What a plain response was found to say.
@@ -652,184 +688,253 @@ impl Default for PlainScanner {
 
 impl PlainScanner {
     pub fn new() -> PlainScanner {
-        PlainScanner { walker: Walker::new(Mode::Lenient), found: Finder::default() }
+        PlainScanner {
+            gist: Gist::default(),
+            step: Step::Start,
+            roles: [Role::Pass; OPEN_MAX + 1],
+            depth: 0,
+            fresh: true,
+            slot: Slot::Pass,
+            kept: Vec::new(),
+            measure: Measure::default(),
+            escaped: false,
+            backslash: false,
+            brackets: Brackets::default(),
+        }
     }
 
     /// Takes the next bytes of the body.
     pub fn push(&mut self, bytes: &[u8]) {
-        let base = self.walker.offset();
-        let mut finding = Finding { found: &mut self.found, bytes, base };
-        // A fault means that there is nothing more to find.
-        if self.walker.push(bytes, &mut finding).is_ok() {
-            finding.pause();
+        // Most bodies come whole, and walking is faster than following.
+        if self.step == Step::Start
+            && bytes.trim_ascii_end().ends_with(b"}")
+            && let Some(gist) = read(bytes)
+        {
+            (self.gist, self.step) = (gist, Step::End);
+            return;
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() && self.step != Step::Broken {
+            match self.turn(rest) {
+                // A turn takes no more than there is.
+                Some(used) => rest = rest.get(used..).unwrap_or_default(),
+                None => self.step = Step::Broken,
+            }
         }
     }
 
     /// No more bytes come.
     pub fn finish(mut self) -> Plain {
-        let whole = self.close();
-        let Gist { usage, error, text_bytes, text_chars, .. } = self.found.gist;
-        Plain { usage, error, text_bytes, text_chars, whole }
+        self.gist.close();
+        let Gist { usage, error, text_bytes, text_chars, .. } = self.gist;
+        Plain { usage, error, text_bytes, text_chars, whole: self.step == Step::End }
     }
 
-    /// As [`PlainScanner::finish`]; `None` unless the document is a whole object, as [`read`] has it.
+    /// As [`read`] gives it, but that it does not say where the text lies.
     pub(crate) fn gist(mut self) -> Option<Gist> {
-        self.close().then_some(self.found.gist)
+        self.gist.close();
+        (self.step == Step::End).then_some(self.gist)
     }
 
-    fn close(&mut self) -> bool {
-        let base = self.walker.offset();
-        let mut finding = Finding { found: &mut self.found, bytes: &[], base };
-        let whole = self.walker.finish(&mut finding).is_ok();
-        self.found.gist.close();
-        whole && self.found.roles[0] == Role::Top
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Finder {
-    gist: Gist,
-    /// Roles of the open containers, the document's first.
-    roles: [Role; WATCH_DEPTH_MAX + 1],
-    /// What the member whose name came last means.
-    slot: Slot,
-    wanted: Wanted,
-    measure: Measure,
-    kept: Vec<u8>,
-}
-
-/// The value in progress whose bytes are wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wanted {
-    Nothing,
-    /// The length of a string.
-    Length {
-        start: usize,
-    },
-    /// A value at this depth, to be read when it is complete.
-    Whole {
-        slot: Slot,
-        depth: usize,
-        start: usize,
-    },
-}
-
-impl Default for Finder {
-    fn default() -> Finder {
-        Finder {
-            gist: Gist::default(),
-            roles: [Role::Pass; WATCH_DEPTH_MAX + 1],
-            slot: Slot::Pass,
-            wanted: Wanted::Nothing,
-            measure: Measure::default(),
-            kept: Vec::new(),
-        }
-    }
-}
-
-struct Finding<'a> {
-    found: &'a mut Finder,
-    /// This push.
-    bytes: &'a [u8],
-    /// Offset of its first byte in the document.
-    base: usize,
-}
-
-impl Finding<'_> {
-    fn keep(&mut self, start: usize, end: usize) {
-        let from = start.saturating_sub(self.base);
-        let part = self.bytes.get(from..end.saturating_sub(self.base)).unwrap_or_default();
-        let room = KEPT_BYTES_MAX.saturating_sub(self.found.kept.len());
-        self.found.kept.extend_from_slice(&part[..part.len().min(room)]);
+    /// The role of the innermost container that is looked into.
+    fn role(&self) -> Role {
+        self.depth.checked_sub(1).map_or(Role::Pass, |inner| self.roles[inner])
     }
 
-    /// The push ends, perhaps within a wanted value.
-    fn pause(&mut self) {
-        let end = self.base + self.bytes.len();
-        match self.found.wanted {
-            Wanted::Nothing => {}
-            Wanted::Length { start } => {
-                let from = start.saturating_sub(self.base);
-                self.found.measure.push(self.bytes.get(from..).unwrap_or_default());
+    /// Reads on from the first of some bytes and says how many it used: at least one, or none and
+    /// the next step is another one. `None` if they do not fit.
+    fn turn(&mut self, rest: &[u8]) -> Option<usize> {
+        let byte = *rest.first()?;
+        match self.step {
+            Step::Start | Step::Next | Step::NameStart | Step::Colon | Step::Value | Step::End
+                if matches!(byte, b' ' | b'\t' | b'\n' | b'\r') =>
+            {
+                Some(1)
             }
-            Wanted::Whole { start, .. } => self.keep(start, end),
+            Step::Start => {
+                (byte == b'{').then(|| self.enter(Role::Top))?;
+                Some(1)
+            }
+            Step::Next => self.separator(byte),
+            Step::NameStart => {
+                self.step = Step::Name;
+                (byte == b'"').then(|| self.begin_kept())?;
+                Some(1)
+            }
+            Step::Name => Some(self.name(rest)),
+            Step::Colon => {
+                self.step = Step::Value;
+                (byte == b':').then_some(1)
+            }
+            Step::Value => self.value(byte),
+            Step::String => Some(self.string(rest)),
+            Step::Scalar => {
+                let len = peek::scalar_len(rest);
+                self.keep(&rest[..len]);
+                if len < rest.len() {
+                    self.gist.scalar(self.slot, &self.kept);
+                    self.step = Step::Next;
+                }
+                Some(len)
+            }
+            Step::Brackets => self.bracket(rest),
+            Step::InnerString => {
+                let (len, ended) = self.string_len(rest);
+                let used = len + usize::from(ended);
+                self.keep_inner(&rest[..used]);
+                if ended {
+                    self.step = Step::Brackets;
+                }
+                Some(used)
+            }
+            Step::End | Step::Broken => None,
         }
     }
 
-    fn parent(&self, depth: usize) -> Role {
-        depth.checked_sub(1).map_or(Role::Pass, |outer| self.found.roles[outer])
-    }
-}
-
-impl Watch for Finding<'_> {
-    const DEPTH: usize = WATCH_DEPTH_MAX;
-
-    fn key(&mut self, depth: usize, key: Option<&[u8]>, _: Span) {
-        self.found.slot = self.parent(depth).member(key.unwrap_or_default());
+    fn enter(&mut self, role: Role) {
+        self.roles[self.depth] = role;
+        self.depth += 1;
+        self.fresh = true;
+        self.step = Step::Next;
     }
 
-    fn begin(&mut self, depth: usize, kind: Kind, start: usize) {
-        let parent = self.parent(depth);
-        if depth > 0 && parent == Role::Pass {
-            self.found.roles[depth] = Role::Pass;
-            return;
+    fn separator(&mut self, byte: u8) -> Option<usize> {
+        let role = self.role();
+        if byte == if role.is_list() { b']' } else { b'}' } {
+            self.gist.leave(role);
+            self.depth -= 1;
+            self.fresh = false;
+            self.step = if self.depth == 0 { Step::End } else { Step::Next };
+            return Some(1);
         }
-        let slot = if parent.is_list() { parent.element() } else { self.found.slot };
-        self.found.gist.begin(parent);
-        let object = kind == Kind::Object;
-        let opened = match kind {
-            Kind::Object | Kind::Array if depth == 0 => object.then_some(Role::Top),
-            Kind::Object | Kind::Array if depth <= OPEN_MAX => slot.opens(object),
-            _ => None,
+        let comma = !std::mem::replace(&mut self.fresh, false);
+        if comma && byte != b',' {
+            return None;
+        }
+        if role.is_list() {
+            self.slot = role.element();
+            self.step = Step::Value;
+        } else {
+            self.step = Step::NameStart;
+        }
+        Some(usize::from(comma))
+    }
+
+    fn name(&mut self, rest: &[u8]) -> usize {
+        let (len, ended) = self.string_len(rest);
+        let part = &rest[..len];
+        if !ended {
+            self.keep(part);
+            return len;
+        }
+        let raw = if self.kept.is_empty() {
+            part
+        } else {
+            self.keep(part);
+            &self.kept
         };
-        self.found.roles[depth] = opened.unwrap_or(Role::Pass);
-        if let Some(inner) = opened {
-            self.found.gist.enter(parent, inner);
-        } else if depth == 0 {
-            // A document that is no object says nothing.
-        } else if kind == Kind::String && slot.is_text() {
-            if parent != Role::WordList {
-                self.found.measure = Measure::default();
-                self.found.wanted = Wanted::Length { start: start + 1 };
+        let name = peek::Text { raw, escaped: self.escaped };
+        self.slot = name.with(|name| self.role().member(name));
+        self.step = Step::Colon;
+        len + 1
+    }
+
+    fn value(&mut self, byte: u8) -> Option<usize> {
+        let role = self.role();
+        self.gist.begin(role);
+        self.begin_kept();
+        match byte {
+            b'"' => {
+                self.measure = Measure::default();
+                self.step = Step::String;
+                Some(1)
             }
-        } else if slot.is_kept() {
-            self.found.kept.clear();
-            self.found.wanted = Wanted::Whole { slot, depth, start };
+            b'{' | b'[' => match self.slot.opens(byte == b'{') {
+                Some(inner) if self.depth <= OPEN_MAX => {
+                    self.gist.enter(role, inner);
+                    self.enter(inner);
+                    Some(1)
+                }
+                _ => {
+                    self.brackets = Brackets::default();
+                    self.step = Step::Brackets;
+                    Some(0)
+                }
+            },
+            _ => {
+                self.step = Step::Scalar;
+                peek::starts_scalar(byte).then_some(0)
+            }
         }
     }
 
-    fn end(&mut self, depth: usize, kind: Kind, span: Span) {
-        match self.found.wanted {
-            Wanted::Length { start } => {
-                let from = start.saturating_sub(self.base);
-                let to = (span.end - 1).saturating_sub(self.base);
-                self.found.measure.push(self.bytes.get(from..to).unwrap_or_default());
-                let Measure { bytes, chars, .. } = self.found.measure;
-                self.found.gist.text((bytes, chars), Span { start, end: span.end - 1 });
-                self.found.wanted = Wanted::Nothing;
-            }
-            Wanted::Whole { slot, depth: wanted, start } if wanted == depth => {
-                self.keep(start, span.end);
-                let Finder { gist, kept, .. } = &mut *self.found;
-                match kind {
-                    Kind::Object | Kind::Array => gist.container(slot, kept),
-                    Kind::String => {
-                        gist.string(
-                            slot,
-                            kept.get(1..kept.len().saturating_sub(1)).unwrap_or_default(),
-                        );
-                    }
-                    _ => gist.scalar(slot, kept),
-                }
-                self.found.wanted = Wanted::Nothing;
-            }
-            _ => {
-                let role = self.found.roles[depth];
-                if matches!(kind, Kind::Object | Kind::Array) && role != Role::Pass {
-                    self.found.gist.leave(role);
-                }
-            }
+    fn string(&mut self, rest: &[u8]) -> usize {
+        let (len, ended) = self.string_len(rest);
+        let part = &rest[..len];
+        let is_text = self.slot.is_text();
+        if !is_text {
+            self.keep_inner(part);
+        } else if self.role() != Role::WordList {
+            self.measure.push(part);
         }
+        if !ended {
+            return len;
+        }
+        if is_text {
+            self.gist.text((self.measure.bytes, self.measure.chars), Span::default());
+        } else {
+            self.gist.string(self.slot, &self.kept);
+        }
+        self.step = Step::Next;
+        len + 1
+    }
+
+    /// Length of what `rest` has of the string that is being read, and whether its end follows.
+    fn string_len(&mut self, rest: &[u8]) -> (usize, bool) {
+        let mut at = usize::from(std::mem::take(&mut self.backslash));
+        while let Some(step) = rest.get(at..).and_then(peek::quote_or_backslash) {
+            at += step;
+            if rest.get(at) == Some(&b'"') {
+                return (at, true);
+            }
+            self.escaped = true;
+            self.backslash = at + 1 == rest.len();
+            at += 2;
+        }
+        (rest.len(), false)
+    }
+
+    fn bracket(&mut self, rest: &[u8]) -> Option<usize> {
+        let Some(len) = peek::bracket_or_quote(rest) else {
+            self.keep_inner(rest);
+            return Some(rest.len());
+        };
+        let used = len + 1;
+        self.keep_inner(&rest[..used]);
+        if rest[len] == b'"' {
+            self.step = Step::InnerString;
+        } else if self.brackets.turn(rest[len])? {
+            self.gist.container(self.slot, &self.kept);
+            self.step = Step::Next;
+        }
+        Some(used)
+    }
+
+    fn begin_kept(&mut self) {
+        self.kept.clear();
+        self.escaped = false;
+    }
+
+    fn keep_inner(&mut self, part: &[u8]) {
+        if self.slot.is_kept() {
+            self.keep(part);
+        }
+    }
+
+    fn keep(&mut self, part: &[u8]) {
+        // One more than is ever used, so that what is longer can be told.
+        let room = (KEPT_BYTES_MAX + 1).saturating_sub(self.kept.len());
+        self.kept.extend_from_slice(&part[..part.len().min(room)]);
     }
 }
 

@@ -247,23 +247,21 @@ fn both_readers_find_the_same() {
             }
         }
         let mut scanner = PlainScanner::new();
-        let at = rng.below(document.len() as u64) as usize;
+        let at = 1 + rng.below(document.len() as u64 - 1) as usize;
         scanner.push(&document[..at]);
         scanner.push(&document[at..]);
-        let (resumed, quick) = (scanner.gist(), read(&document));
-        // The quick reader forgives more, but whatever is sound must look the same to both.
-        if resumed.is_some() {
-            let text = String::from_utf8_lossy(&document);
-            assert_eq!(resumed, quick, "round {round}: {text}");
-            valid += 1;
-        }
+        // Only the quick reader says where the text lies.
+        let quick = read(&document).map(|gist| Gist { text_span: Span::default(), ..gist });
+        let text = String::from_utf8_lossy(&document);
+        assert_eq!(scanner.gist(), quick, "round {round}: {text}");
+        valid += u32::from(quick.is_some());
     }
-    assert!(valid > 4_000, "{valid}");
+    assert!((4_000..8_000).contains(&valid), "{valid}");
 }
 
 #[test]
 fn what_is_no_json_object_yields_nothing() {
-    for body in ["", "<html>", "[]", "null", "{\"a\":1", "{} {}", "\"usage\"", "{\"a\":tru}"] {
+    for body in ["", "<html>", "[]", "null", "{\"a\":1", "{} {}", "\"usage\"", "{\"a\":x}"] {
         let found = plain([body.as_bytes()]);
         assert_eq!(found, Plain::default(), "{body}");
     }
@@ -291,7 +289,7 @@ fn long_bodies_take_little_memory() {
     for _ in 0..1_000 {
         scanner.push(&[b'x'; 1024]);
     }
-    assert!(scanner.found.kept.capacity() <= 2 * KEPT_BYTES_MAX);
+    assert!(scanner.kept.capacity() <= 2 * KEPT_BYTES_MAX);
     scanner.push(br#""}}"#);
     let found = scanner.finish();
     // A usage object that long is not kept.
