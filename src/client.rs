@@ -67,8 +67,10 @@ pub struct Client {
     /// What is being built to be sent.
     pub out: Vec<u8>,
     pub timer: Timer,
-    /// Bytes after the request. Away while a read is armed.
+    /// Bytes that have come and are not yet used: a head in part, pipelined requests.
     inbox: Vec<u8>,
+    /// The buffer of the next pending read, or empty while that has it.
+    spare: Vec<u8>,
     presence: Presence,
     /// Requests served so far.
     pub served: u64,
@@ -83,7 +85,8 @@ impl Client {
             request: Vec::new(),
             out: Vec::new(),
             timer: Timer::new(),
-            inbox: Vec::with_capacity(INBOX_MIN),
+            inbox: Vec::new(),
+            spare: Vec::new(),
             presence: Presence::Listening,
             served: 0,
         }
@@ -114,25 +117,23 @@ impl Client {
         let waiting = rt::now();
         let mut begun = None;
         loop {
-            if !self.socket.is_armed() {
-                match h1::parse_request(&self.inbox, &limits, &mut self.head) {
-                    Ok(Parse::Complete) => break,
-                    Ok(Parse::Partial) if self.presence != Presence::Listening => {
-                        return Err(NoRequest::Over);
-                    }
-                    Ok(Parse::Partial) => {}
-                    Err(refusal) => {
-                        return Err(NoRequest::Refused(Refusal::invalid(
-                            refusal.status,
-                            refusal.message,
-                        )));
-                    }
+            match h1::parse_request(&self.inbox, &limits, &mut self.head) {
+                Ok(Parse::Complete) => break,
+                Ok(Parse::Partial) if self.presence != Presence::Listening => {
+                    return Err(NoRequest::Over);
                 }
-                if begun.is_none() && !self.inbox.is_empty() {
-                    begun = Some(rt::now());
+                Ok(Parse::Partial) => {}
+                Err(refusal) => {
+                    return Err(NoRequest::Refused(Refusal::invalid(
+                        refusal.status,
+                        refusal.message,
+                    )));
                 }
-                self.arm_inbox(server.bounds.head + INBOX_MIN);
             }
+            if begun.is_none() && !self.inbox.is_empty() {
+                begun = Some(rt::now());
+            }
+            self.arm_inbox(server.bounds.head + INBOX_MIN);
             self.timer.set(Some(match begun {
                 Some(begun) => begun + server.head_timeout,
                 None => waiting + server.idle_timeout,
@@ -158,8 +159,13 @@ impl Client {
         }
         self.served += 1;
         std::mem::swap(&mut self.request, &mut self.inbox);
-        // What follows the head belongs to the body; `read_body` gives back what does not.
         self.inbox.clear();
+        if self.head.framing == Framing::None {
+            // What follows is the next request. Otherwise it begins the body, and `read_body`
+            // gives back what does not belong to it.
+            self.inbox.extend_from_slice(&self.request[self.head.head_len..]);
+            self.request.truncate(self.head.head_len);
+        }
         Ok(())
     }
 
@@ -197,13 +203,16 @@ impl Client {
             let received = received.len() as u64;
             self.timer.set(body.deadline(received, server));
             match self.head.framing {
-                // The rest is read in place, without a copy.
-                Framing::Length(length) => self.read_rest(start, length).await?,
-                _ => self.read_more().await?,
-            };
-            if let Framing::Length(_) = self.head.framing {
-                let at = start + usize::try_from(received).unwrap_or(usize::MAX);
-                body.decoder.decode(&self.request[at..]).map_err(|fault| refuse(fault, server))?;
+                // The rest is read in place, without a copy, unless a read is pending already.
+                Framing::Length(length) if !self.socket.is_armed() => {
+                    let at = self.request.len();
+                    self.read_rest(start, length).await?;
+                    let rest = &self.request[at..];
+                    body.decoder.decode(rest).map_err(|fault| refuse(fault, server))?;
+                }
+                _ => {
+                    self.read_more().await?;
+                }
             }
         }
     }
@@ -303,18 +312,14 @@ impl Client {
     /// the client is still sending, for a while, so that it can read why.
     pub async fn linger(mut self) {
         self.socket.finish();
+        self.request = Vec::new();
         let mut left = LINGER_BYTES;
         self.timer.set(Some(rt::now() + LINGER));
         while left > 0 {
-            if !self.socket.is_armed() {
-                self.inbox.clear();
-                self.inbox.reserve(PIECE);
-                let buf = std::mem::take(&mut self.inbox);
-                self.socket.arm(buf, PIECE);
-            }
+            self.inbox.clear();
+            self.arm_inbox(PIECE);
             let read = std::future::poll_fn(|cx| {
-                if let Poll::Ready((read, buf)) = self.socket.poll_read(cx) {
-                    self.inbox = buf;
+                if let Poll::Ready(read) = self.poll_inbox(cx) {
                     return Poll::Ready(read.unwrap_or(0));
                 }
                 self.timer.poll(cx).map(|()| 0)
@@ -326,23 +331,32 @@ impl Client {
         }
     }
 
-    /// Starts a read behind what the inbox holds, which may grow to `most` bytes.
+    /// Starts a read, unless one is pending, of what may follow in the inbox until that holds
+    /// `most` bytes.
     fn arm_inbox(&mut self, most: usize) {
-        let mut inbox = std::mem::take(&mut self.inbox);
-        let left = most.saturating_sub(inbox.len());
-        if left == 0 {
-            self.inbox = inbox;
+        let left = most.saturating_sub(self.inbox.len());
+        if left == 0 || self.socket.is_armed() {
             return;
         }
-        let room = left.min(inbox.len().max(INBOX_MIN));
-        inbox.reserve_exact(room);
-        let room = (inbox.capacity() - inbox.len()).min(left);
-        self.socket.arm(inbox, room);
+        let mut buf = std::mem::take(&mut self.spare);
+        if buf.capacity() == 0 && self.inbox.is_empty() {
+            buf = std::mem::take(&mut self.inbox);
+        }
+        buf.clear();
+        // Doubling: a long head costs few reads, and an idle connection little memory.
+        let room = left.min(self.inbox.len().max(INBOX_MIN));
+        buf.reserve_exact(room);
+        self.socket.arm(buf, room);
     }
 
     fn poll_inbox(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let (result, inbox) = std::task::ready!(self.socket.poll_read(cx));
-        self.inbox = inbox;
+        let (result, mut buf) = std::task::ready!(self.socket.poll_read(cx));
+        if self.inbox.is_empty() {
+            std::mem::swap(&mut self.inbox, &mut buf);
+        } else {
+            self.inbox.extend_from_slice(&buf);
+        }
+        self.spare = buf;
         Poll::Ready(result)
     }
 }

@@ -25,7 +25,7 @@ use crate::pure::board::{Hold, Totals};
 use crate::pure::body;
 use crate::pure::dialect::{self, Endpoint};
 use crate::pure::fields::Known;
-use crate::pure::h1::{self, Decoder, Framing, Parse};
+use crate::pure::h1::{self, Decoder, Framing, Method, Parse};
 use crate::pure::multipart;
 use crate::pure::plan::{Plan, Timeouts};
 use crate::pure::policy::{Policy, Ticket, Verdict};
@@ -415,7 +415,7 @@ fn authenticate(plan: &Plan, client: &Client) -> Result<Option<KeyId>, Refusal> 
         .and_then(bearer)
         .or_else(|| client.head.field(&client.request, Known::XApiKey));
     let digest: [u8; 32] = Sha256::digest(given.unwrap_or_default()).into();
-    plan.key(&digest).map(Some).ok_or_else(|| Refusal::unauthorized(given.is_some()))
+    plan.key(&digest).map(Some).ok_or_else(Refusal::unauthorized)
 }
 
 fn bearer(value: &[u8]) -> Option<&[u8]> {
@@ -472,7 +472,8 @@ async fn inspect(
         let text = format!("The request body is larger than {} bytes.", server.bounds.body);
         return Err(Refusal::invalid(413, text).code("body_too_large").into());
     }
-    let names_model = trip.done.path.names_model();
+    // Other methods ask about a path, not a model: they go where the path goes.
+    let names_model = trip.done.path.names_model() && client.head.method == Method::Post;
     let coding = client.head.field(&client.request, Known::ContentEncoding);
     if names_model && coding.is_some_and(|coding| !coding.eq_ignore_ascii_case(b"identity")) {
         let text = "Content-Encoding is not supported here: send the body as it is.";

@@ -65,13 +65,9 @@ impl Refusal {
         Refusal { param: Some(param), ..self }
     }
 
-    /// 401. Says nothing about whether a key exists, has expired or belongs to somebody.
-    pub fn unauthorized(given: bool) -> Refusal {
-        let message = if given {
-            "Incorrect API key provided."
-        } else {
-            "No API key provided. Send it as `Authorization: Bearer KEY`."
-        };
+    /// 401. The same whether a key is missing, unknown or malformed: nobody learns what exists.
+    pub fn unauthorized() -> Refusal {
+        let message = "A valid API key is needed: send it as `Authorization: Bearer KEY`.";
         Refusal::invalid(401, message).code("invalid_api_key")
     }
 

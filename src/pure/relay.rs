@@ -6,6 +6,10 @@
 //! an event is held back (at most [`HELD_BYTES_MAX`]) while usage is being hidden, because only its
 //! end tells whether the client may see it.
 
+use std::io::Write;
+
+use flate2::write::GzDecoder;
+
 use crate::pure::answer::Refusal;
 use crate::pure::dialect::Envelope;
 use crate::pure::h1::{BodyFault, Decoder, Framing, LAST_CHUNK, append_chunk};
@@ -60,6 +64,8 @@ pub struct Relay {
     /// How the client is told where the body ends.
     framing: Framing,
     watch: Watch,
+    /// Undoes the coding of a backend that compresses although it was asked not to.
+    inflate: Option<Box<GzDecoder<Vec<u8>>>>,
     /// The client did not ask for the usage event that we asked for.
     hide: bool,
     /// The beginning of an event that may have to be hidden.
@@ -86,6 +92,7 @@ impl Relay {
             decoder: Decoder::new(body),
             framing,
             watch,
+            inflate: None,
             hide,
             held: Vec::new(),
             long: false,
@@ -95,6 +102,13 @@ impl Relay {
             shown: Vec::new(),
             ends: Vec::new(),
         }
+    }
+
+    /// The body is gzip, which could be neither watched nor edited: the client gets it decoded.
+    #[must_use]
+    pub fn gunzip(mut self) -> Relay {
+        self.inflate = Some(Box::new(GzDecoder::new(Vec::new())));
+        self
     }
 
     /// Takes what the backend sent and appends what the client gets. Uses up all of `input` but
@@ -114,8 +128,13 @@ impl Relay {
             let rest = &mut input[used..];
             let piece = self.decoder.decode_joined(rest).map_err(broken)?;
             let data = &rest[piece.data.clone()];
-            if !data.is_empty() {
-                self.pass(data, out, &mut progress);
+            match &mut self.inflate {
+                _ if data.is_empty() => {}
+                None => self.pass(data, out, &mut progress),
+                Some(inflate) => {
+                    let plain = gunzip(inflate, data)?;
+                    self.pass(&plain, out, &mut progress);
+                }
             }
             used += piece.consumed;
             if self.decoder.is_done() {
@@ -286,6 +305,21 @@ impl Relay {
         }
     }
 }
+
+/// One piece of a gzip body, decoded. Allocates: this is no path that a sane backend takes.
+fn gunzip(inflate: &mut GzDecoder<Vec<u8>>, data: &[u8]) -> Result<Vec<u8>, Broken> {
+    for step in data.chunks(1024) {
+        let sound = inflate.write_all(step).and_then(|()| inflate.flush());
+        sound.map_err(|_| Broken::Malformed("the body is not the gzip it claims to be"))?;
+        if inflate.get_ref().len() > INFLATED_MAX {
+            return Err(Broken::Malformed("the body inflates beyond all measure"));
+        }
+    }
+    Ok(std::mem::take(inflate.get_mut()))
+}
+
+/// What one read of compressed bytes may become: answers are text, which shrinks tenfold.
+const INFLATED_MAX: usize = 4 * 1024 * 1024;
 
 /// What is known of an answer at its end, for the bill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -122,8 +122,12 @@ impl Trip {
         }
         let mut fields = Vec::new();
         answer::push_retry_fields(&mut fields, refusal);
-        if refusal.status == 405 {
-            fields.extend_from_slice(b"allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n");
+        match refusal.status {
+            401 => fields.extend_from_slice(b"www-authenticate: Bearer\r\n"),
+            405 => {
+                fields.extend_from_slice(b"allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n")
+            }
+            _ => {}
         }
         self.write(client, refusal.status, &refusal.body(envelope), &fields, keep);
     }
@@ -319,7 +323,12 @@ impl Trip {
         let plan = Rc::clone(&self.plan);
         let backend = &plan.backends[backend.index()];
         let hide = call.hide && streamed;
-        let (mut framing, keep_alive) = client.head.reply_framing(conn.head.framing, hide);
+        let kind = conn.head.field(&conn.buf, Known::ContentType).unwrap_or_default();
+        let coding = conn.head.field(&conn.buf, Known::ContentEncoding).unwrap_or_default();
+        let coded = (streamed || is_json(kind))
+            && coding.eq_ignore_ascii_case(b"gzip")
+            && !matches!(conn.head.framing, Framing::None | Framing::Length(0));
+        let (mut framing, keep_alive) = client.head.reply_framing(conn.head.framing, hide || coded);
         if self.head_sent {
             if status != 200 || !streamed {
                 let text = format!("The backend answered with status {status}.");
@@ -332,25 +341,28 @@ impl Trip {
             self.done.status = status;
             let mut attempts = Vec::with_capacity(3);
             answer::push_decimal(&mut attempts, u64::from(self.done.attempts));
-            let own: [Own; 6] = [
+            let mut own: [Own; 7] = [
                 ("x-request-id", self.done.request_id.as_str().as_bytes()),
                 ("x-forebay-route", plan.routes[call.route.index()].name.as_bytes()),
                 ("x-forebay-backend", backend.name.as_bytes()),
                 ("x-forebay-attempt", &attempts),
+                ("", b""),
                 ("cache-control", b"no-cache"),
                 ("x-accel-buffering", b"no"),
             ];
+            if coded {
+                own[4] = ("content-encoding", b"identity");
+            }
             let answer = h1::Answer {
                 status,
                 version: client.head.version,
                 framing,
                 keep_alive: self.keep_alive,
-                own: if streamed { &own } else { &own[..4] },
+                own: if streamed { &own } else { &own[..5] },
             };
             h1::write_response(&mut client.out, &answer, &conn.buf, &conn.head.fields);
         }
         self.done.streamed = streamed;
-        let kind = conn.head.field(&conn.buf, Known::ContentType).unwrap_or_default();
         let watch = if streamed {
             Watch::Stream(Box::new(Scanner::new()))
         } else if is_json(kind) {
@@ -359,7 +371,8 @@ impl Trip {
             Watch::Blind
         };
         conn.buf.drain(..conn.head.head_len);
-        Ok(Relay::new(conn.head.framing, framing, watch, hide))
+        let relay = Relay::new(conn.head.framing, framing, watch, hide);
+        Ok(if coded { relay.gunzip() } else { relay })
     }
 
     /// The head of a stream before the backend has said anything, for a heartbeat to follow.
