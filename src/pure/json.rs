@@ -7,7 +7,7 @@
 //! bytes however long the document is.
 //!
 //! ```
-//! use forebay::pure::json::{Kind, Mode, Span, Walker, Watch};
+//! use forebay::pure::json::{Kind, Span, Walker, Watch};
 //!
 //! /// Finds the top-level `model`.
 //! #[derive(Default)]
@@ -26,7 +26,7 @@
 //! }
 //!
 //! let body = br#"{"a":{"model":"no"},"mod\u0065l":"yes"}"#;
-//! let (mut walker, mut model) = (Walker::new(Mode::Strict), Model::default());
+//! let (mut walker, mut model) = (Walker::default(), Model::default());
 //! for piece in body.chunks(7) {
 //!     walker.push(piece, &mut model).unwrap();
 //! }
@@ -125,16 +125,6 @@ pub enum Kind {
     Null,
 }
 
-/// How much is forgiven.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// RFC 8259 and UTF-8 to the letter: for what clients send.
-    Strict,
-    /// Also what engines are known to send: raw control characters in strings, `NaN`, `Infinity`
-    /// and `-Infinity` (Python's `json.dumps`), and bytes that are not UTF-8.
-    Lenient,
-}
-
 /// Where and why a document is not JSON. `at` is the offset of the first byte that cannot be right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
@@ -193,7 +183,6 @@ impl fmt::Display for Fault {
 /// The walker's state between two pushes.
 #[derive(Clone, Debug)]
 pub struct Walker {
-    mode: Mode,
     next: Next,
     /// Offset of the first byte of the push in progress.
     base: usize,
@@ -252,8 +241,6 @@ enum Word {
     True,
     False,
     Null,
-    Nan,
-    Infinity,
 }
 
 impl Word {
@@ -262,8 +249,6 @@ impl Word {
             Word::True => b"true",
             Word::False => b"false",
             Word::Null => b"null",
-            Word::Nan => b"NaN",
-            Word::Infinity => b"Infinity",
         }
     }
 
@@ -272,15 +257,13 @@ impl Word {
             Word::True => Kind::True,
             Word::False => Kind::False,
             Word::Null => Kind::Null,
-            Word::Nan | Word::Infinity => Kind::Number,
         }
     }
 }
 
-impl Walker {
-    pub const fn new(mode: Mode) -> Walker {
+impl Default for Walker {
+    fn default() -> Walker {
         Walker {
-            mode,
             next: Next::Value,
             base: 0,
             depth: 0,
@@ -290,19 +273,16 @@ impl Walker {
             naming: false,
             escaped: false,
             name: Vec::new(),
-            utf8: Utf8::new(),
+            utf8: Utf8::default(),
             fault: None,
         }
     }
+}
 
+impl Walker {
     /// How many bytes have been pushed: the offset that the next push starts at.
     pub const fn offset(&self) -> usize {
         self.base
-    }
-
-    /// The document's value is complete (a number at top level is complete only at the end).
-    pub fn is_complete(&self) -> bool {
-        self.fault.is_none() && self.next == Next::Nothing
     }
 
     /// Walks over the next bytes of the document and tells `watch` what lies in them. The first
@@ -311,11 +291,7 @@ impl Walker {
     pub fn push<W: Watch>(&mut self, bytes: &[u8], watch: &mut W) -> Result<(), Fault> {
         const { assert!(W::DEPTH <= WATCH_DEPTH_MAX) };
         if self.fault.is_none() {
-            let utf8 = match self.mode {
-                Mode::Strict => self.utf8.push(bytes, self.base),
-                Mode::Lenient => Ok(()),
-            };
-            match utf8 {
+            match self.utf8.push(bytes, self.base) {
                 Ok(()) => self.walk(bytes, watch).unwrap_or_default(),
                 Err(fault) => self.fault = Some(fault),
             }
@@ -403,11 +379,7 @@ impl Walker {
                         self.begin(Kind::String, i, watch);
                         self.string_begin(i, false);
                         i = self.string(bytes, i + 1, i + 1, watch)?;
-                        next = self.after_value();
-                        if bytes.get(i) == Some(&b',') && next == Next::CommaOrEnd {
-                            i += 1;
-                            next = if object { Next::Key } else { Next::Value };
-                        }
+                        (i, next) = self.behind_value(bytes, i, object);
                     }
                     b'{' | b'[' => {
                         object = byte == b'{';
@@ -419,11 +391,7 @@ impl Walker {
                         self.begin(Kind::Number, i, watch);
                         self.token = self.base + i;
                         i = self.number_begin(bytes, i, byte, watch)?;
-                        next = self.after_value();
-                        if bytes.get(i) == Some(&b',') && next == Next::CommaOrEnd {
-                            i += 1;
-                            next = if object { Next::Key } else { Next::Value };
-                        }
+                        (i, next) = self.behind_value(bytes, i, object);
                     }
                     b']' if next == Next::ValueOrEnd => {
                         (i, next) = self.close(Kind::Array, i, watch);
@@ -431,7 +399,7 @@ impl Walker {
                     }
                     _ => {
                         i = self.word_begin(bytes, i, byte, watch)?;
-                        next = self.after_value();
+                        (i, next) = self.behind_value(bytes, i, object);
                     }
                 },
                 _ => return self.fail(i, Cause::Trailing),
@@ -474,13 +442,10 @@ impl Walker {
         byte: u8,
         watch: &mut W,
     ) -> Option<usize> {
-        let lenient = self.mode == Mode::Lenient;
         let word = match byte {
             b't' => Word::True,
             b'f' => Word::False,
             b'n' => Word::Null,
-            b'N' if lenient => Word::Nan,
-            b'I' if lenient => Word::Infinity,
             0xEF if self.base + i == 0 => return self.fail(i, Cause::ByteOrderMark),
             _ => return self.fail(i, Cause::Unexpected),
         };
@@ -526,6 +491,16 @@ impl Walker {
     fn end<W: Watch>(&self, kind: Kind, start: usize, end: usize, watch: &mut W) {
         if self.depth <= W::DEPTH {
             watch.end(self.depth, kind, Span { start, end });
+        }
+    }
+
+    /// Takes the comma that in compact JSON follows at once: a turn of the loop less, which on lists
+    /// of numbers is a third of the time.
+    fn behind_value(&self, bytes: &[u8], i: usize, object: bool) -> (usize, Next) {
+        match (self.after_value(), bytes.get(i)) {
+            (Next::CommaOrEnd, Some(b',')) if object => (i + 1, Next::Key),
+            (Next::CommaOrEnd, Some(b',')) => (i + 1, Next::Value),
+            (next, _) => (i, next),
         }
     }
 
@@ -587,7 +562,7 @@ impl Walker {
                     Some(b'"') => return Some(i + at),
                     Some(b'\\') => {
                         step = at;
-                        // Escapes come in runs: blank lines, and text in `\\u` escapes.
+                        // Escapes come in runs: blank lines, and text in `\u` escapes.
                         while bytes.get(i + step) == Some(&b'\\') {
                             step += self.escape_len(bytes, from, i + step)?;
                         }
@@ -597,8 +572,7 @@ impl Walker {
                         hits &= u32::MAX << step;
                         step = 32;
                     }
-                    _ if self.mode == Mode::Strict => return self.fail(i + at, Cause::Control),
-                    _ => hits &= hits - 1,
+                    _ => return self.fail(i + at, Cause::Control),
                 }
             }
             i += step;
@@ -607,7 +581,7 @@ impl Walker {
             match byte {
                 b'"' => return Some(i),
                 b'\\' => i += self.escape_len(bytes, from, i)?,
-                0..0x20 if self.mode == Mode::Strict => return self.fail(i, Cause::Control),
+                0..0x20 => return self.fail(i, Cause::Control),
                 _ => i += 1,
             }
         }
@@ -615,6 +589,7 @@ impl Walker {
     }
 
     /// Length of the escape whose backslash stands at `i`.
+    #[inline]
     fn escape_len(&mut self, bytes: &[u8], from: usize, i: usize) -> Option<usize> {
         self.escaped = true;
         match bytes.get(i + 1) {
@@ -728,9 +703,6 @@ impl Walker {
                     self.end(Kind::Number, self.token, self.base + i, watch);
                     return Some(i);
                 }
-                (Minus, b'I') if self.mode == Mode::Lenient => {
-                    return self.word(bytes, i + 1, Word::Infinity, 1, watch);
-                }
                 _ => return self.fail(i, Cause::Number),
             };
             i += 1;
@@ -748,7 +720,6 @@ impl Walker {
         watch: &mut W,
     ) -> Option<usize> {
         let mut i = i;
-        // The longest word has eight letters.
         for (n, &letter) in (0..).zip(word.text()).skip(usize::from(had)) {
             match bytes.get(i) {
                 Some(&byte) if byte == letter => i += 1,
@@ -806,8 +777,8 @@ static HEX: [bool; 256] = {
 };
 
 /// Sets the top bit of every byte that is not plain text of a string: a quote, a backslash or a
-/// control character. A borrow can set it wrongly in a byte above a special
-/// one, never below, so the lowest is right (Mycroft's test for zero bytes).
+/// control character. A borrow can set it wrongly in a byte above a special one, never below, so
+/// the lowest is right (Mycroft's test for zero bytes).
 const fn specials(word: u64) -> u64 {
     const ONES: u64 = u64::from_le_bytes([1; 8]);
     let quote = word ^ (ONES * b'"' as u64);
@@ -886,7 +857,7 @@ pub fn unescape(raw: &[u8]) -> Vec<u8> {
 }
 
 /// A UTF-8 check over cuts.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Utf8 {
     /// The start of a sequence that the last push cut.
     held: [u8; 4],
@@ -894,10 +865,6 @@ struct Utf8 {
 }
 
 impl Utf8 {
-    const fn new() -> Utf8 {
-        Utf8 { held: [0; 4], len: 0 }
-    }
-
     /// `base` is the offset of `bytes[0]`, for the fault.
     fn push(&mut self, bytes: &[u8], base: usize) -> Result<(), Fault> {
         let mut rest = bytes;

@@ -280,6 +280,13 @@ fn members_and_their_names_are_bounded() {
     assert!(inspect(BodyKind::Other, named(json::KEY_BYTES_MAX + 1).as_bytes()).is_err());
 }
 
+/// Whatever the length of a body, this and two bounded lists is all that is kept of it.
+#[test]
+fn inspector_is_small() {
+    let lists = MEMBERS_MAX * size_of::<u64>() + 2 * 6 * json::KEY_BYTES_MAX;
+    assert!(size_of::<Inspector>() + lists <= 8 * 1024, "{}", size_of::<Inspector>());
+}
+
 #[test]
 fn ten_megabytes_in_reads_of_64_kib() {
     let text = "k".repeat(10_000_000);
@@ -465,6 +472,11 @@ fn mutated_bodies_never_panic_and_never_depend_on_cuts() {
             let edit = Edit { model: Some("new"), ask_usage: true };
             let edited = apply(&body, &splices(&found, &body, &edit));
             assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&edited).is_ok());
+            // `serde_json` refuses lone surrogates in a value.
+            if let Ok(value) = serde_json::from_slice::<serde_json::Value>(&body) {
+                let model = value.get("model").and_then(serde_json::Value::as_str);
+                assert_eq!(found.model_str(&body).as_deref(), model);
+            }
         }
     }
     assert!(taken > 2_000, "{taken}");

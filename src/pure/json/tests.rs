@@ -38,8 +38,8 @@ impl Watch for Log {
     }
 }
 
-fn walk<'a>(mode: Mode, pieces: impl IntoIterator<Item = &'a [u8]>) -> (Log, Result<(), Fault>) {
-    let (mut walker, mut log) = (Walker::new(mode), Log::default());
+fn walk<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Log, Result<(), Fault>) {
+    let (mut walker, mut log) = (Walker::default(), Log::default());
     for piece in pieces {
         if let Err(fault) = walker.push(piece, &mut log) {
             assert_eq!(walker.finish(&mut log), Err(fault), "a fault is final");
@@ -47,23 +47,22 @@ fn walk<'a>(mode: Mode, pieces: impl IntoIterator<Item = &'a [u8]>) -> (Log, Res
         }
     }
     let result = walker.finish(&mut log);
-    assert_eq!(walker.is_complete(), result.is_ok());
     (log, result)
 }
 
 fn strict(document: &[u8]) -> (Log, Result<(), Fault>) {
-    walk(Mode::Strict, [document])
+    walk([document])
 }
 
 /// Splits at every place, and everywhere at once.
-fn check_every_split(mode: Mode, document: &[u8]) {
-    let (log, result) = walk(mode, [document]);
+fn check_every_split(document: &[u8]) {
+    let (log, result) = walk([document]);
     for cut in 0..=document.len() {
         let (head, tail) = document.split_at(cut);
-        let (cut_log, cut_result) = walk(mode, [head, tail]);
+        let (cut_log, cut_result) = walk([head, tail]);
         check_same(document, cut, (&log, result), (&cut_log, cut_result));
     }
-    let (cut_log, cut_result) = walk(mode, document.chunks(1));
+    let (cut_log, cut_result) = walk(document.chunks(1));
     check_same(document, usize::MAX, (&log, result), (&cut_log, cut_result));
 }
 
@@ -318,8 +317,7 @@ const BAD_UTF8: &[&[u8]] = &[
 fn takes_what_the_grammar_takes_at_every_split() {
     for document in GOOD {
         assert_eq!(strict(document.as_bytes()).1, Ok(()), "{document}");
-        check_every_split(Mode::Strict, document.as_bytes());
-        check_every_split(Mode::Lenient, document.as_bytes());
+        check_every_split(document.as_bytes());
     }
 }
 
@@ -327,24 +325,11 @@ fn takes_what_the_grammar_takes_at_every_split() {
 fn refuses_the_rest_and_says_where() {
     for &(document, cause, at) in BAD {
         assert_eq!(strict(document.as_bytes()).1, Err(Fault { at, cause }), "{document:?}");
-        check_every_split(Mode::Strict, document.as_bytes());
+        check_every_split(document.as_bytes());
     }
     for document in BAD_UTF8 {
         assert!(strict(document).1.is_err(), "{document:?}");
-        check_every_split(Mode::Strict, document);
-        check_every_split(Mode::Lenient, document);
-    }
-}
-
-#[test]
-fn lenient_takes_what_engines_send() {
-    let document = b"{\"p\":[NaN,-Infinity,Infinity,-1],\"t\":\"a\tb\xff\n\"}";
-    assert!(strict(document).1.is_err());
-    assert_eq!(walk(Mode::Lenient, [&document[..]]).1, Ok(()));
-    check_every_split(Mode::Lenient, document);
-    for bad in ["Nan", "-Inf", "+Infinity", "-NaN", "[1,]", "{", "\"\\x\""] {
-        assert!(walk(Mode::Lenient, [bad.as_bytes()]).1.is_err(), "{bad}");
-        check_every_split(Mode::Lenient, bad.as_bytes());
+        check_every_split(document);
     }
 }
 
@@ -396,7 +381,7 @@ fn names_are_bounded_and_unescaped_the_same_for_every_cut() {
         assert_eq!(key.is_some(), shown, "{} bytes", raw.len());
         assert_eq!(*span, Span { start: 1, end: raw.len() + 3 });
         for size in [1, 5, 6, 7, 255, 1_000] {
-            assert_eq!(walk(Mode::Strict, document.as_bytes().chunks(size)).0, log);
+            assert_eq!(walk(document.as_bytes().chunks(size)).0, log);
         }
     }
 }
@@ -409,7 +394,7 @@ fn nesting_is_bounded() {
             open.repeat(depth) + inner + &close.repeat(depth)
         };
         assert_eq!(strict(nested(DEPTH_MAX).as_bytes()).1, Ok(()));
-        check_every_split(Mode::Strict, nested(66).as_bytes());
+        check_every_split(nested(66).as_bytes());
         let fault = Fault { at: open.len() * DEPTH_MAX, cause: Cause::Depth };
         for depth in [DEPTH_MAX + 1, 10_000, 1_000_000] {
             assert_eq!(strict(nested(depth).as_bytes()).1, Err(fault));
@@ -438,7 +423,7 @@ fn ten_megabytes_in_one_string_or_many_values_are_nothing_special() {
             self.0 = span.end;
         }
     }
-    let (mut walker, mut ends) = (Walker::new(Mode::Strict), Ends(0));
+    let (mut walker, mut ends) = (Walker::default(), Ends(0));
     for piece in document.chunks(65_536) {
         assert_eq!(walker.push(piece, &mut ends), Ok(()));
     }
@@ -564,12 +549,10 @@ fn agrees_with_two_other_parsers_on_mutated_documents() {
             assert_eq!(result.is_ok(), jiter, "{shown} {result:?}");
         }
         if round % 20 == 0 {
-            check_every_split(Mode::Strict, &document);
-            check_every_split(Mode::Lenient, &document);
+            check_every_split(&document);
         }
         if result.is_ok() {
             taken += 1;
-            assert_eq!(walk(Mode::Lenient, [&document[..]]).1, Ok(()), "{shown}");
         } else {
             refused += 1;
         }
