@@ -21,7 +21,9 @@
 //! Not for measuring: it allocates per event and keeps requests in memory.
 
 mod conn;
+mod lists;
 mod page;
+mod reply;
 mod say;
 mod script;
 mod stream;
@@ -372,13 +374,11 @@ impl Gate {
     /// Ready when `who` runs; it must [`Gate::leave`] then, and [`Gate::give_up`] before.
     fn poll_enter(&self, who: u64, slots: u32, cx: &Context<'_>) -> Poll<()> {
         let mut queue = self.queue.borrow_mut();
-        let place = match queue.iter().position(|(waiting, _)| *waiting == who) {
-            Some(place) => place,
-            None => {
-                queue.push_back((who, None));
-                queue.len() - 1
-            }
-        };
+        let known = queue.iter().position(|(waiting, _)| *waiting == who);
+        let place = known.unwrap_or_else(|| {
+            queue.push_back((who, None));
+            queue.len() - 1
+        });
         if place == 0 && self.running.get() < slots {
             self.running.set(self.running.get() + 1);
             queue.pop_front();

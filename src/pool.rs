@@ -6,7 +6,7 @@
 //! (see `shard::attempt`).
 
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -36,6 +36,12 @@ pub struct Conn {
     pub reused: bool,
     /// It must not serve another request: bytes are missing or too many were there.
     pub spoiled: bool,
+    /// Bytes sent before the current request, each of them acknowledged: it was answered.
+    sent_before: u64,
+    /// Bytes sent.
+    sent: u64,
+    /// What the kernel calls no byte acknowledged.
+    acked_none: Option<u64>,
     /// The last read filled its buffer: there is probably more.
     full: bool,
 }
@@ -65,16 +71,41 @@ impl Conn {
                 last?
             }
         };
+        let acked_none = socket.acked();
         let mut conn = Conn {
             socket,
             buf: Vec::new(),
             head: h1::Response::default(),
             reused: false,
             spoiled: false,
+            sent_before: 0,
+            sent: 0,
+            acked_none,
             full: false,
         };
         conn.arm();
         Ok(conn)
+    }
+
+    /// Sends a request whole: what the kernel does not take at once is queued. True if nothing had
+    /// to be.
+    ///
+    /// # Errors
+    /// The connection is broken.
+    pub fn request(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<bool> {
+        self.sent_before = self.sent;
+        // A usize fits a u64 on the 64-bit targets we build for.
+        self.sent += pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
+        self.socket.send_pieces(pieces)
+    }
+
+    /// Whether the backend's kernel has taken bytes of the current request, so that the backend
+    /// may have read them. True where that cannot be known. One syscall, also after a reset.
+    pub fn was_heard(&self) -> bool {
+        match (self.acked_none, self.socket.acked()) {
+            (Some(none), Some(acked)) => acked > none + self.sent_before,
+            _ => true,
+        }
     }
 
     /// Starts reading what comes next, unless it is being read already. Appends to what `buf`

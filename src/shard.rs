@@ -691,11 +691,12 @@ async fn attempt(
             Err(no_head) => no_head,
         };
         conn.socket.abort();
-        // The backend closed an idle connection while our request was on its way: it has not seen
-        // the request, and nobody has read a byte of an answer.
+        // The backend closed an idle connection while our request was on its way: its kernel never
+        // took a byte of it, and nobody has read a byte of an answer.
         let stale = matches!(no_head, NoHead::Closed)
             && conn.reused
             && conn.buf.is_empty()
+            && !conn.was_heard()
             && rt::now().since(trip.sent_at) < STALE_WITHIN;
         if !stale {
             return Err(trip.no_head(no_head, place.ticket.backend));

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::say::{CONTEXT_SHOWN, DEFAULT_MODEL};
+use super::lists::CONTEXT_SHOWN;
+use super::say::DEFAULT_MODEL;
 use super::script::Script;
 use super::stream::Quoted;
 use super::tally::{Counters, Outcome, Totals};

@@ -384,13 +384,12 @@ impl Act {
             "read_delay" => span(value).map(|v| self.read_delay = Some(v)),
             "early" => flag(value).map(|v| self.early = v),
             "hangs" => flag(value).map(|v| self.hangs = v),
-            "interim" if value.is_empty() => Some(self.interim = Some(103)),
+            "interim" if value.is_empty() => self.set("interim", "103").ok(),
             "interim" => code(value, 100..=199).map(|v| self.interim = Some(v)),
             "stale" => flag(value).map(|v| self.stale = v),
             "drop_idle" => flag(value).map(|v| self.drop_idle = v),
             "close" => flag(value).map(|v| self.close = v),
-            "health" if value == "hangs" => Some(self.health = Some(Health::Hangs)),
-            "health" => code(value, 200..=599).map(|v| self.health = Some(Health::Status(v))),
+            "health" => health(value).map(|v| self.health = Some(v)),
             "http10" => {
                 either(value, FramingSay::Http10, FramingSay::Proper).map(|v| self.framing = v)
             }
@@ -492,8 +491,12 @@ fn span(value: &str) -> Option<Duration> {
         "m" => 60.0,
         _ => return None,
     };
-    Duration::try_from_secs_f64(amount.parse::<f64>().ok()? * seconds).ok()
+    let span = Duration::try_from_secs_f64(amount.parse::<f64>().ok()? * seconds).ok()?;
+    (span <= SPAN_MAX).then_some(span)
 }
+
+/// Longer is a slip of the unit.
+const SPAN_MAX: Duration = Duration::from_hours(24);
 
 fn flag(value: &str) -> Option<bool> {
     match value {
@@ -538,6 +541,13 @@ fn garbage(value: &str) -> Option<Garbage> {
         "event" => Garbage::Event,
         _ => return None,
     })
+}
+
+fn health(value: &str) -> Option<Health> {
+    match value {
+        "hangs" => Some(Health::Hangs),
+        status => code(status, 200..=599).map(Health::Status),
+    }
 }
 
 fn error_body(value: &str) -> Option<ErrorBody> {

@@ -43,7 +43,7 @@ impl Bill {
             UsageSay::Missing => return None,
             UsageSay::Wrong => (truth * 2 + 7).to_string(),
             UsageSay::Negative => format!("-{}", truth + 1),
-            UsageSay::Huge => format!("9{:023}", truth),
+            UsageSay::Huge => format!("9{truth:023}"),
             UsageSay::Float => format!("{truth}.5"),
             UsageSay::Text => format!("\"{truth}\""),
             UsageSay::Null
@@ -132,6 +132,13 @@ enum At {
     Lead(usize),
     Token { round: usize, choice: usize },
     Tail(usize),
+}
+
+/// What a step after the last token has brought.
+enum Step {
+    Said(Beat),
+    Silent,
+    Over,
 }
 
 impl Stream {
@@ -226,9 +233,10 @@ impl Stream {
                 }
                 At::Tail(step) => {
                     self.at = At::Tail(step + 1);
-                    match self.tail(step, &mut text)? {
-                        Some(beat) => break beat,
-                        None => continue,
+                    match self.tail(step, &mut text) {
+                        Step::Said(beat) => break beat,
+                        Step::Silent => {}
+                        Step::Over => return None,
                     }
                 }
             }
@@ -338,8 +346,7 @@ impl Stream {
         }
     }
 
-    /// `None` when nothing is left; `Some(None)` when this step has nothing to say.
-    fn tail(&mut self, step: usize, out: &mut String) -> Option<Option<Beat>> {
+    fn tail(&mut self, step: usize, out: &mut String) -> Step {
         let choices = self.said.len();
         let finish = self.finish();
         match self.dialect {
@@ -354,13 +361,13 @@ impl Stream {
                 } else {
                     self.text_chunk(out, step, "\"\"", &finish, &usage);
                 }
-                Some(Some(Beat::Tail))
+                Step::Said(Beat::Tail)
             }
             Dialect::Chat | Dialect::Completions if step == choices => {
                 if !self.bill.asked
                     || matches!(self.bill.say, UsageSay::Missing | UsageSay::OnLastChunk)
                 {
-                    return Some(None);
+                    return Step::Silent;
                 }
                 let usage = self.total();
                 let object = self.chunk_object();
@@ -369,14 +376,14 @@ impl Stream {
                     out,
                     "data: {{\"id\":{id},\"object\":\"{object}\",\"created\":{created},\"model\":{model},\"choices\":[]{usage}}}\n\n"
                 );
-                Some(Some(Beat::Tail))
+                Step::Said(Beat::Tail)
             }
             Dialect::Chat | Dialect::Completions => {
                 if step > choices + 1 || self.endless {
-                    return None;
+                    return Step::Over;
                 }
                 out.push_str("data: [DONE]\n\n");
-                Some(Some(Beat::End))
+                Step::Said(Beat::End)
             }
             Dialect::Messages => {
                 match step {
@@ -392,9 +399,9 @@ impl Stream {
                         );
                     }
                     2 if !self.endless => event(out, "message_stop", ""),
-                    _ => return None,
+                    _ => return Step::Over,
                 }
-                Some(Some(if step == 2 { Beat::End } else { Beat::Tail }))
+                Step::Said(if step == 2 { Beat::End } else { Beat::Tail })
             }
             Dialect::Responses => {
                 let whole = Quoted(&self.said[0].text).to_string();
@@ -412,7 +419,7 @@ impl Stream {
                             &format!(r#"{place},"text":{whole}"#),
                         );
                     }
-                    (1, true) => return Some(None),
+                    (1, true) => return Step::Silent,
                     (1, false) => {
                         let place = self.place();
                         self.numbered(out, "response.content_part.done", &format!(
@@ -435,9 +442,9 @@ impl Stream {
                         };
                         self.numbered(out, name, &format!(r#""response":{response}"#));
                     }
-                    _ => return None,
+                    _ => return Step::Over,
                 }
-                Some(Some(if step == 3 { Beat::End } else { Beat::Tail }))
+                Step::Said(if step == 3 { Beat::End } else { Beat::Tail })
             }
         }
     }
@@ -608,12 +615,13 @@ impl Stream {
                 Quoted(said)
             ),
             None => {
-                let content = match whole {
-                    true => format!(
+                let content = if whole {
+                    format!(
                         r#"{{"type":"output_text","annotations":[],"logprobs":[],"text":{}}}"#,
                         Quoted(said)
-                    ),
-                    false => String::new(),
+                    )
+                } else {
+                    String::new()
                 };
                 format!(
                     r#"{{"id":"{id}","type":"message","status":"{status}","role":"assistant","content":[{content}]}}"#

@@ -118,12 +118,13 @@ impl Said {
         }));
         for index in 0..wanted as usize {
             let token = spoken.next().unwrap_or_else(|| {
-                let words: &[&str] = if act.tricky { &TRICKY } else { &WORDS };
-                match act.tricky {
-                    // In order, so that a short answer has them all.
-                    true => words[index % words.len()].to_owned(),
-                    false => words[rng.below(words.len() as u64) as usize].to_owned(),
-                }
+                // Tricks in order, so that a short answer has them all. An index below 32 fits.
+                let word = if act.tricky {
+                    TRICKY[index % TRICKY.len()]
+                } else {
+                    WORDS[rng.below(WORDS.len() as u64) as usize]
+                };
+                word.to_owned()
             });
             match act.token_bytes {
                 None => said.push(&token),

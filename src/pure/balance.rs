@@ -16,18 +16,20 @@ pub struct Turn {
 /// The candidate to try next, or `None` when none is `usable`. O(candidates), no allocation once
 /// `turn` has its size.
 ///
-/// `load` is a backend's attempts in flight, over all shards.
+/// `load` is a backend's attempts in flight, over all shards; `cost` its price, in any unit.
 pub fn pick(
     strategy: Strategy,
     candidates: &[Candidate],
     usable: impl Fn(BackendId) -> bool,
     load: impl Fn(BackendId) -> u64,
+    cost: impl Fn(BackendId) -> i64,
     turn: &mut Turn,
     rng: &mut Rng,
 ) -> Option<BackendId> {
     match strategy {
         Strategy::WeightedRoundRobin => round_robin(candidates, usable, turn),
         Strategy::WeightedSplit => split(candidates, usable, rng),
+        Strategy::Cost => cheapest(candidates, usable, load, cost, rng),
         // What later strategies refine is fewest requests first.
         _ => least_requests(candidates, usable, load, rng),
     }
@@ -117,6 +119,19 @@ fn least_requests(
     best.map(|(_, candidate)| candidate.backend)
 }
 
+/// The cheapest that is usable; among equals the least busy.
+fn cheapest(
+    candidates: &[Candidate],
+    usable: impl Fn(BackendId) -> bool,
+    load: impl Fn(BackendId) -> u64,
+    cost: impl Fn(BackendId) -> i64,
+    rng: &mut Rng,
+) -> Option<BackendId> {
+    let costs = candidates.iter().map(|candidate| candidate.backend).filter(|&id| usable(id));
+    let least = costs.map(&cost).min()?;
+    least_requests(candidates, |id| usable(id) && cost(id) == least, load, rng)
+}
+
 /// The candidate that `key` always lands on while it is usable: rendezvous hashing, weighted.
 /// A backend that goes takes only its own keys with it. `salt` numbers a backend for life.
 pub fn stick(
@@ -179,14 +194,25 @@ mod tests {
     fn nobody_unusable_is_ever_picked_by_any_strategy() {
         let candidates = candidates(&[1, 2, 3, 4]);
         let mut rng = Rng::seeded(3);
-        for strategy in
-            [Strategy::WeightedRoundRobin, Strategy::WeightedSplit, Strategy::LeastRequests]
-        {
+        for strategy in [
+            Strategy::WeightedRoundRobin,
+            Strategy::WeightedSplit,
+            Strategy::LeastRequests,
+            Strategy::Cost,
+        ] {
             let mut turn = Turn::default();
             for mask in 0u32..16 {
                 let usable = |backend: BackendId| mask >> backend.0 & 1 == 1;
                 for _ in 0..20 {
-                    let got = pick(strategy, &candidates, usable, |_| 0, &mut turn, &mut rng);
+                    let got = pick(
+                        strategy,
+                        &candidates,
+                        usable,
+                        |_| 0,
+                        |b| i64::from(b.0 % 2),
+                        &mut turn,
+                        &mut rng,
+                    );
                     assert_eq!(got.is_some(), mask != 0);
                     assert!(got.is_none_or(usable));
                     let stuck = stick(&candidates, usable, |b| u64::from(b.0), rng.next_u64());
@@ -209,6 +235,22 @@ mod tests {
             let ratio = |i: usize| (loads[i] + 1) as f64 / f64::from(weights[i]);
             assert!((0..4).all(|i| ratio(got.index()) <= ratio(i) + 1e-12));
         }
+    }
+
+    #[test]
+    fn the_cheapest_is_taken_while_it_can_be_and_the_next_one_after_that() {
+        let candidates = candidates(&[1, 1, 1, 1]);
+        let costs = [7, 3, 3, 9];
+        let mut rng = Rng::seeded(4);
+        let mut order = Vec::new();
+        for _ in 0..4 {
+            let open = |id: BackendId| !order.contains(&id);
+            order.push(
+                cheapest(&candidates, open, |_| 0, |id| costs[id.index()], &mut rng).unwrap(),
+            );
+        }
+        let paid: Vec<i64> = order.iter().map(|id| costs[id.index()]).collect();
+        assert_eq!(paid, [3, 3, 7, 9]);
     }
 
     #[test]

@@ -90,6 +90,10 @@ impl Policy {
                     &spec.candidates,
                     free,
                     |backend| row(backend).in_flight(),
+                    |backend| {
+                        let price = plan.backends[backend.index()].cost;
+                        price.map_or(i64::MAX, |price| price.input.0.saturating_add(price.output.0))
+                    },
                     &mut state.turn,
                     &mut self.rng,
                 ),

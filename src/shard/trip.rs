@@ -237,7 +237,7 @@ impl Trip {
                 count += 1;
             }
             pieces[0] = IoSlice::new(out);
-            match conn.socket.send_pieces(&pieces[..count]) {
+            match conn.request(&pieces[..count]) {
                 Ok(whole) => whole,
                 Err(_) => {
                     // It may have answered before it closed: that is still to be read.
@@ -533,22 +533,31 @@ fn is_json(kind: &[u8]) -> bool {
 /// Tokens to book: what the backend reported; what it did not report is estimated, and said to be.
 fn bill(seen: &Seen, prompt: u64, status: u16) -> Booked {
     let Tokens(fresh) = tokens::generated(seen.fresh_tokens, seen.fresh_bytes, seen.fresh_chars);
-    match seen.usage.as_ref().and_then(|usage| usage.charge().map(|charge| (usage, charge))) {
-        Some((usage, (prompt, completion))) => Booked {
+    let usage = seen.usage.unwrap_or_default();
+    if let Some((prompt, completion)) = usage.charge().filter(|_| seen.over) {
+        return Booked {
             prompt,
-            completion: completion.saturating_add(if seen.over { 0 } else { fresh }),
+            completion,
             cached: usage.cached.unwrap_or(0).min(prompt),
             reasoning: usage.reasoning.unwrap_or(0).min(completion),
-            estimated: if seen.over { 0 } else { fresh },
-        },
-        // An error costs nothing; an answer without a report is estimated.
-        None if status >= 400 || (seen.error && fresh == 0) => Booked::default(),
-        None => Booked {
-            prompt,
-            completion: fresh,
-            estimated: prompt.saturating_add(fresh),
-            ..Booked::default()
-        },
+            estimated: 0,
+        };
+    }
+    // An error costs nothing, unless the backend says that it did.
+    let failed = status >= 400 || (seen.error && fresh == 0);
+    if failed && seen.usage.is_none() {
+        return Booked::default();
+    }
+    // Running totals, and what was generated since the last of them.
+    let guessed = if usage.prompt.is_none() { prompt } else { 0 };
+    let prompt = usage.prompt.unwrap_or(prompt);
+    let completion = usage.completion.unwrap_or(0).saturating_add(fresh);
+    Booked {
+        prompt,
+        completion,
+        cached: usage.cached.unwrap_or(0).min(prompt),
+        reasoning: usage.reasoning.unwrap_or(0).min(completion),
+        estimated: guessed.saturating_add(fresh),
     }
 }
 

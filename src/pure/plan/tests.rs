@@ -210,7 +210,6 @@ fn what_is_not_acted_on_is_said() {
         "ignored models.llama-3-70b.context",
         "ignored models.llama-3-70b.fallback",
         "ignored models.llama-3-70b.kv",
-        "ignored pools.llama-cluster.backends[0].cost",
         "ignored pools.llama-cluster.backends[0].gpu",
         "ignored pools.llama-cluster.backends[1].http",
         "ignored pools.llama-cluster.breaker",
