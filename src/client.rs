@@ -297,9 +297,7 @@ impl Client {
     /// Lets go of the request's body; its head stays.
     pub fn release_body(&mut self) {
         self.request.truncate(self.head.head_len);
-        if self.request.capacity() > 2 * INBOX_MIN {
-            self.request.shrink_to_fit();
-        }
+        self.request.shrink_to_fit();
         self.out = Vec::new();
     }
 

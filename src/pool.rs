@@ -21,8 +21,8 @@ pub type Addresses = HashMap<Box<str>, Vec<IpAddr>>;
 
 /// Room for the first read of an answer: one event of a stream, or a small answer whole. A stream
 /// that brings more at a time gets more room (see [`Conn::arm`]).
-const READ_MIN: usize = 4 * 1024;
-/// A bulk answer is read in pieces of this size.
+const READ_MIN: usize = 2 * 1024;
+/// A bulk answer is read in pieces that grow to this size.
 const READ_MAX: usize = 64 * 1024;
 
 /// One connection to a backend.
@@ -42,8 +42,8 @@ pub struct Conn {
     sent: u64,
     /// What the kernel calls no byte acknowledged.
     acked_none: Option<u64>,
-    /// The last read filled its buffer: there is probably more.
-    full: bool,
+    /// Room for the next read: more after one that filled its buffer, as there is probably more.
+    room: usize,
 }
 
 impl Conn {
@@ -81,7 +81,7 @@ impl Conn {
             sent_before: 0,
             sent: 0,
             acked_none,
-            full: false,
+            room: READ_MIN,
         };
         conn.arm();
         Ok(conn)
@@ -115,9 +115,8 @@ impl Conn {
             return;
         }
         let mut buf = std::mem::take(&mut self.buf);
-        let room = if self.full { READ_MAX } else { READ_MIN };
-        if buf.capacity() - buf.len() < room / 2 {
-            buf.reserve_exact(room);
+        if buf.capacity() - buf.len() < self.room / 2 {
+            buf.reserve_exact(self.room);
         }
         let room = buf.capacity() - buf.len();
         self.socket.arm(buf, room);
@@ -126,7 +125,9 @@ impl Conn {
     /// The armed read: bytes appended to `buf`; 0 at the end.
     pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let (result, buf) = std::task::ready!(self.socket.poll_read(cx));
-        self.full = buf.len() == buf.capacity();
+        if buf.len() == buf.capacity() {
+            self.room = (4 * self.room).min(READ_MAX);
+        }
         self.buf = buf;
         Poll::Ready(result)
     }
@@ -200,7 +201,7 @@ impl Pool {
             conn.buf = Vec::new();
         }
         conn.buf.clear();
-        conn.full = false;
+        conn.room = READ_MIN;
         conn.arm();
         lane.idle.push_back((now, conn));
     }

@@ -839,7 +839,7 @@ async fn relay(
             }
             if progress.content {
                 if trip.done.ttft.is_none() {
-                    trip.first_content(wires.client, now);
+                    trip.first_content(wires.client, streamed, now);
                 } else if streamed {
                     shard.meter.borrow_mut().gap(route.series, now.since(last));
                 }

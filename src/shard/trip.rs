@@ -403,12 +403,15 @@ impl Trip {
 
     /// The answer has begun to count: no other attempt can follow, and what only another attempt
     /// would need is let go of.
-    pub fn first_content(&mut self, client: &mut Client, now: Instant) {
+    pub fn first_content(&mut self, client: &mut Client, streamed: bool, now: Instant) {
         let ttft = now.since(self.began);
         self.done.ttft = Some(ttft);
         self.shard.meter.borrow_mut().ttft(self.done.route, self.done.backend, ttft);
-        self.body = None;
-        client.release_body();
+        if streamed {
+            // A stream can stay for minutes, and there are thousands of them.
+            self.body = None;
+            client.release_body();
+        }
     }
 
     /// Books what the answer cost; gives the decoder for the rest of its body.
