@@ -1,0 +1,144 @@
+//! Goal: the runtime's edges hold: drivers, descriptors that run out, a bug in one request.
+//! Method: limits set on the running process from outside.
+
+use rustix::process::{Resource, Rlimit, prlimit};
+
+use crate::harness::*;
+
+#[test]
+fn each_driver_that_this_kernel_has_serves_and_is_named() {
+    let backend = Backend::kind();
+    for (flag, name) in
+        [("epoll", "epoll"), ("uring-plain", "io_uring"), ("uring", "io_uring-defer")]
+    {
+        let driver: &[&'static str] = match flag {
+            "epoll" => &["--driver", "epoll"],
+            "uring-plain" => &["--driver", "uring-plain"],
+            _ => &["--driver", "uring"],
+        };
+        if flag != "epoll" && !has(driver) {
+            eprintln!("note: this machine denies {flag}, its part is left out");
+            continue;
+        }
+        let gateway = Setup { args: driver.to_vec(), ..Setup::to(backend.url()) }.start();
+        let label = format!("driver=\"{name}\"");
+        assert!(gateway.metric("forebay_driver_info", &[&label]) >= 1.0);
+        assert!(gateway.errors()[0].contains(name), "{:?}", gateway.errors());
+        for _ in 0..5 {
+            assert_eq!(gateway.ask(chat()).text(), REPLY);
+            assert!(gateway.ask(stream()).whole);
+        }
+    }
+}
+
+/// Whether the process starts with this driver at all.
+fn has(driver: &[&str]) -> bool {
+    let folder = Folder::new();
+    let file = folder.0.join("forebay.yaml");
+    // A port that is taken ends it after the driver was tried.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("bound").to_string();
+    let text = Setup::to("http://127.0.0.1:9".into()).text();
+    std::fs::write(&file, text.replacen("127.0.0.1:0", &address, 1)).expect("written");
+    let output = command(&["run", "--config"]).arg(&file).args(driver).output().expect("it runs");
+    !String::from_utf8_lossy(&output.stderr).contains("does not work here")
+}
+
+#[test]
+fn without_descriptors_running_streams_live_and_new_clients_wait() {
+    let backend = Listener::start();
+    let gateway = Setup::to(backend.url()).start();
+    let mut client = gateway.client();
+    client.send(stream());
+    let (mut peer, _) = backend.request();
+    peer.send([STREAM_HEAD.as_bytes(), &chunk(token("before"))].concat());
+    client.head();
+    client.chunks_until("before");
+    let open = gateway.metric("process_open_fds", &[]) as u64;
+    let limit = |current: u64| {
+        let old = prlimit(
+            Some(gateway.pid()),
+            Resource::Nofile,
+            Rlimit { current: Some(current), maximum: Some(1_000) },
+        );
+        old.expect("a child's limits are ours to set");
+    };
+    limit(open);
+    // More clients than there are descriptors.
+    let mut crowd: Vec<Client> = (0..30).map(|_| gateway.client()).collect();
+    for one in &mut crowd {
+        one.send(get("/v1/models"));
+    }
+    for number in 0..200 {
+        let event = token(&format!("w{number}"));
+        peer.send(chunk(&event));
+        assert_eq!(client.chunks_until("\n\n"), event);
+    }
+    limit(1_000);
+    // Now they are served, in the order that the kernel kept.
+    for one in &mut crowd {
+        assert_eq!(one.answer().status(), 200);
+    }
+    peer.send([chunk(DONE), LAST_CHUNK.into()].concat());
+    client.chunks_until("[DONE]");
+}
+
+#[test]
+fn the_bound_on_connections_closes_what_is_beyond_it() {
+    let backend = Backend::kind();
+    let server = "bounds: { connections: 5 }";
+    let gateway = Setup { server, ..Setup::to(backend.url()) }.start();
+    let mut held: Vec<Client> = (0..5)
+        .map(|_| {
+            let mut client = gateway.client();
+            client.send(get("/v1/models"));
+            assert_eq!(client.answer().status(), 200);
+            client
+        })
+        .collect();
+    gateway.client().gone();
+    held.pop().expect("five").fin();
+    gateway.reaches("forebay_connections", &[], 4.0);
+    assert_eq!(gateway.ask(chat()).status(), 200);
+    for client in &mut held {
+        client.send(chat());
+        assert_eq!(client.answer().text(), REPLY);
+    }
+}
+
+#[test]
+fn clients_that_come_and_go_leave_no_descriptor_behind() {
+    let backend = Backend::kind();
+    let gateway = Setup::to(backend.url()).start();
+    gateway.ask(chat());
+    gateway.reaches("forebay_connections", &[], 0.0);
+    let open = || gateway.metric("process_open_fds", &[]);
+    let base = open();
+    for number in 0..300 {
+        let mut client = gateway.client();
+        match number % 6 {
+            0 => client.fin(),
+            1 => client.rst(),
+            2 => {
+                client.send("GET /v1");
+                client.fin();
+            }
+            3 => {
+                client.send("rubbish\r\n\r\n");
+                client.answer();
+            }
+            4 => {
+                client.send(chat());
+                client.answer();
+                client.rst();
+            }
+            _ => {
+                client.send(stream());
+                client.rst();
+            }
+        }
+    }
+    gateway.reaches("forebay_connections", &[], 0.0);
+    // Idle backend connections, one for each shard at most a few, are not a leak.
+    wait_for("the descriptors of before", || (open() <= base + 20.0).then_some(()));
+}
