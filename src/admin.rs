@@ -67,6 +67,15 @@ impl Books {
         Books { links, ledger: Mutex::default() }
     }
 
+    /// Shards that have not ticked for `limit`, though they have not ended: one of their tasks
+    /// never yields, or the machine gives them no time.
+    pub fn stalled(&self, now: crate::pure::units::Instant, limit: Duration) -> Vec<ShardId> {
+        let stalls = |link: &&Arc<Link>| {
+            !link.closed() && link.beat().is_some_and(|beat| now.since(beat) > limit)
+        };
+        self.links.iter().filter(stalls).map(|link| link.shard()).collect()
+    }
+
     /// Folds what the shards have sent, then looks at the sums.
     pub fn read<T>(&self, look: impl FnOnce(&Ledger) -> T) -> T {
         let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
@@ -832,6 +841,21 @@ tenants: { a: {} }
             assert_eq!(plan["routes"][0]["pool"], "p");
             assert_eq!(plan["open"], true);
         });
+    }
+
+    #[test]
+    fn a_shard_that_does_not_tick_is_noticed_until_it_ends() {
+        let at = crate::pure::units::Instant::from_nanos;
+        let (mut meter, link) = Meter::linked(ShardId(3), None);
+        let books = Books::new(vec![link]);
+        let limit = Duration::from_nanos(10);
+        // One that has not begun is not late.
+        assert_eq!(books.stalled(at(1_000), limit), []);
+        meter.tick(at(5));
+        assert_eq!(books.stalled(at(15), limit), []);
+        assert_eq!(books.stalled(at(16), limit), [ShardId(3)]);
+        drop(meter);
+        assert_eq!(books.stalled(at(16), limit), []);
     }
 
     #[test]

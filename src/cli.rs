@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sha2::{Digest, Sha256};
 
-use crate::control::{self, Options, Source};
+use crate::control::{self, Options, Source, counted};
 use crate::mock::{self, Mock, MockArgs, Script};
 use crate::pure::board::Registry;
 use crate::rt::Driver;
@@ -134,16 +134,15 @@ fn check(path: PathBuf) -> ExitCode {
             if plan.open() {
                 text.push_str("open: no keys are configured, so anybody may use this gateway\n");
             }
-            text.push_str(&format!(
-                "{}: fine; {} routes, {} pools, {} backends, {} models, {} tenants, {} keys\n",
-                source.name(),
-                plan.routes.len(),
-                plan.pools.len(),
-                plan.backends.len(),
-                plan.models.len(),
-                plan.tenants.len(),
-                plan.keys.len(),
-            ));
+            let counts = [
+                counted(plan.routes.len(), "route"),
+                counted(plan.pools.len(), "pool"),
+                counted(plan.backends.len(), "backend"),
+                counted(plan.models.len(), "model"),
+                counted(plan.tenants.len(), "tenant"),
+                counted(plan.keys.len(), "key"),
+            ];
+            text.push_str(&format!("{}: fine; {}\n", source.name(), counts.join(", ")));
             tell(&text);
             ExitCode::SUCCESS
         }

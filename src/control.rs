@@ -261,7 +261,8 @@ impl Claims {
     }
 }
 
-fn counted(count: usize, noun: &str) -> String {
+/// `1 route`, `2 routes`.
+pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
@@ -271,6 +272,9 @@ const FOLD_EVERY: Duration = Duration::from_millis(20);
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
 /// How long a start or a reload waits for names.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
+/// How often shards are looked at, and after how long without a tick one counts as stalled.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
+const STALL_MAX: Duration = Duration::from_secs(2);
 /// For shards to say their last words when told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
 /// For the access log's reader to take what is left.
@@ -316,7 +320,8 @@ async fn control(
     };
 
     let names = Names::new(names::system);
-    names.refresh(&plan, RESOLVE_LIMIT).await;
+    let unresolved = names.refresh(&plan, RESOLVE_LIMIT).await;
+    say_unresolved(&unresolved);
     let plan = Arc::new(plan);
     let shared = Arc::new(Shared::new(Arc::clone(&plan), totals, names.known()));
     let driver = claims.driver;
@@ -368,6 +373,8 @@ async fn control(
         serving(&addresses);
     }
 
+    let mut watch = tokio::time::interval(WATCH_EVERY);
+    watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut state = State::Running;
     let mut left = count;
     let mut failed = false;
@@ -421,6 +428,16 @@ async fn control(
                 }
             }
             _ = resolve.tick() => names.start(&shared.plan.load()),
+            _ = watch.tick() => {
+                let stalled = desk.books.stalled(crate::rt::now(), STALL_MAX);
+                for shard in &stalled {
+                    say(Level::Error, "shard_stalled", &[("shard", &shard.0)]);
+                }
+                // A service manager that watches us restarts a gateway whose shards hang.
+                if stalled.is_empty() {
+                    host::notify("WATCHDOG=1");
+                }
+            }
         }
     }
 
@@ -439,6 +456,13 @@ async fn control(
         );
     });
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Backends under these names get no traffic until a later lookup succeeds.
+fn say_unresolved(names: &[Box<str>]) {
+    for name in names {
+        say(Level::Warn, "backend_without_address", &[("name", name)]);
+    }
 }
 
 /// Orders to reload that may wait.
@@ -581,6 +605,7 @@ impl Reloader {
             Err(_) => return Reloaded::Unreadable("reading it panicked".to_owned()),
         };
         let unresolved = self.names.refresh(&plan, RESOLVE_LIMIT).await;
+        say_unresolved(&unresolved);
         let plan = Arc::new(plan);
         let shared = &self.desk.shared;
         // Names and addresses first: a request that sees the new plan finds both.
