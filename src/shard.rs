@@ -96,6 +96,10 @@ pub struct Setup {
     pub meter: Meter,
 }
 
+/// The plan as one request holds it. The inner count is shared by all shards and touched at reloads
+/// alone; the outer one is this shard's own, so that requests do not fight over a cache line.
+type PlanRef = Rc<Arc<Plan>>;
+
 /// How often a shard reports, closes idle connections and looks at the phase.
 const TICK: Duration = Duration::from_millis(20);
 
@@ -127,7 +131,7 @@ pub fn run(setup: Setup) -> io::Result<()> {
 struct Shard {
     shards: usize,
     shared: Arc<Shared>,
-    plan: RefCell<Rc<Arc<Plan>>>,
+    plan: RefCell<PlanRef>,
     policy: RefCell<Policy>,
     pool: RefCell<Pool>,
     meter: RefCell<Meter>,
@@ -164,9 +168,8 @@ impl Shard {
         }
     }
 
-    /// The plan in force. One atomic load; the counted handle is this shard's own, so that shards
-    /// do not fight over a reference count.
-    fn plan(&self) -> Rc<Arc<Plan>> {
+    /// The plan in force. One atomic load.
+    fn plan(&self) -> PlanRef {
         let latest = self.shared.plan.load();
         let mut mine = self.plan.borrow_mut();
         if !Arc::ptr_eq(&latest, &mine) {
@@ -288,7 +291,7 @@ async fn serve(shard: Rc<Shard>, mut client: Client, _connection: Hold) {
 
 /// One request, from its head to the last byte of its answer. Whatever happens on the way, it is
 /// settled and recorded exactly once, when `trip` is dropped.
-async fn request(shard: &Rc<Shard>, plan: &Rc<Arc<Plan>>, client: &mut Client) -> Then {
+async fn request(shard: &Rc<Shard>, plan: &PlanRef, client: &mut Client) -> Then {
     let mut trip = Trip::begin(shard, plan);
     trip.keep_alive = client.head.keep_alive && !shard.draining.get();
     let stop = match answer(&mut trip, client).await {
@@ -820,7 +823,7 @@ async fn relay(
                 } else {
                     held = false;
                     trip.head_sent = true;
-                    wires.to_client(out, now);
+                    wires.tell(out, now);
                 }
                 pushed
             });
@@ -870,7 +873,7 @@ async fn relay(
                     let end = relay.eof(out);
                     if end.is_ok() {
                         trip.head_sent = true;
-                        wires.to_client(out, rt::now());
+                        wires.tell(out, rt::now());
                     }
                     end
                 });
@@ -898,7 +901,7 @@ async fn relay(
                         let head: Vec<u8> = wires.client.out.drain(..head_len).collect();
                         head_len = 0;
                         trip.head_sent = true;
-                        wires.to_client(&head, now);
+                        wires.tell(&head, now);
                     }
                     if relay.may_interject() {
                         wires.beat(now);
@@ -929,7 +932,7 @@ async fn relay(
                 let refusal = ruin.refusal();
                 shard.compose(|out| {
                     relay.fail(&refusal, trip.done.path.envelope(), out);
-                    wires.to_client(out, rt::now());
+                    wires.tell(out, rt::now());
                 });
                 wires.flushed(LAST_WORDS).await;
                 if matches!(relay.framing(), Framing::UntilClose) {
@@ -952,7 +955,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// a packet later), so that its connection can be used again. Bounded: some never end.
 async fn drain(
     shard: Rc<Shard>,
-    plan: Rc<Arc<Plan>>,
+    plan: PlanRef,
     backend: BackendId,
     mut conn: Conn,
     mut rest: Decoder,

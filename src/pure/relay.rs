@@ -521,7 +521,7 @@ mod tests {
         let body = "{\"choices\":[{\"message\":{\"content\":\"hi\"}}],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3,\"total_tokens\":12}}";
         let length = Framing::Length(body.len() as u64);
         for cut in 0..=body.len() {
-            let watch = Watch::Plain(Box::new(PlainScanner::new()));
+            let watch = Watch::Plain(Box::default());
             let mut relay = Relay::new(length, length, watch, true);
             let mut out = Vec::new();
             let mut end = None;

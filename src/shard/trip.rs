@@ -4,10 +4,9 @@
 
 use std::io::{self, IoSlice};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Call, Failed, Fault, NoHead, Shard, Stop, Then};
+use super::{Call, Failed, Fault, NoHead, PlanRef, Shard, Stop, Then};
 use crate::client::Client;
 use crate::meter::{Booked, Done, Ending, Failure, RequestId};
 use crate::pool::Conn;
@@ -16,17 +15,15 @@ use crate::pure::board::{Held, Hold};
 use crate::pure::dialect::Endpoint;
 use crate::pure::fields::{Known, Own};
 use crate::pure::h1::{self, Decoder, Framing, Version};
-use crate::pure::plan::{Backend, Plan, Timeouts};
+use crate::pure::plan::{Backend, Timeouts};
 use crate::pure::relay::{Broken, Relay, Seen, Watch};
-use crate::pure::sse::Scanner;
 use crate::pure::tokens;
 use crate::pure::units::{BackendId, Instant, KeyId, Rng, Series, TenantId, Tokens};
-use crate::pure::usage::PlainScanner;
 use crate::rt;
 
 pub struct Trip {
     pub shard: Rc<Shard>,
-    pub plan: Rc<Arc<Plan>>,
+    pub plan: PlanRef,
     pub began: Instant,
     /// When the request of the current attempt was handed to the kernel.
     pub sent_at: Instant,
@@ -44,7 +41,7 @@ pub struct Trip {
 }
 
 impl Trip {
-    pub fn begin(shard: &Rc<Shard>, plan: &Rc<Arc<Plan>>) -> Trip {
+    pub fn begin(shard: &Rc<Shard>, plan: &PlanRef) -> Trip {
         let began = rt::now();
         let none = Series(0);
         Trip {
@@ -364,9 +361,9 @@ impl Trip {
         }
         self.done.streamed = streamed;
         let watch = if streamed {
-            Watch::Stream(Box::new(Scanner::new()))
+            Watch::Stream(Box::default())
         } else if is_json(kind) {
-            Watch::Plain(Box::new(PlainScanner::new()))
+            Watch::Plain(Box::default())
         } else {
             Watch::Blind
         };

@@ -95,7 +95,7 @@ impl<'a> Wires<'a> {
 
     /// Writes to the client what its socket takes and queues a copy of the rest. Nothing may be
     /// queued yet.
-    pub fn to_client(&mut self, bytes: &[u8], now: Instant) {
+    pub fn tell(&mut self, bytes: &[u8], now: Instant) {
         match self.client.send_now(bytes) {
             Ok(true) => {}
             Ok(false) => self.flushing_since = Some(now),
@@ -108,7 +108,7 @@ impl<'a> Wires<'a> {
         if !self.flushing() {
             let mut out = Vec::with_capacity(32);
             h1::append_chunk(&mut out, b": ping\n");
-            self.to_client(&out, now);
+            self.tell(&out, now);
         }
     }
 
