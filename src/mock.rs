@@ -77,9 +77,9 @@ pub struct MockArgs {
     /// Refuse longer prompts (with the output they ask for) as an engine does.
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<u64>,
-    /// Close a kept connection after so many milliseconds without a request.
-    #[arg(long, value_name = "MS", default_value_t = 5_000)]
-    pub idle_ms: u64,
+    /// Close a kept connection after this time without a request.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = script::time)]
+    pub idle: Duration,
     /// `KEY=VALUE, …`, as in the request header `x-mock` (repeatable).
     #[arg(long = "fault", value_name = "KEY=VALUE")]
     pub faults: Vec<String>,
@@ -104,7 +104,7 @@ impl MockArgs {
             metrics: self.metrics,
             slots: self.slots,
             context: self.context,
-            idle: Duration::from_millis(self.idle_ms),
+            idle: self.idle,
             act,
             ..Script::default()
         })

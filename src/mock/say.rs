@@ -408,9 +408,8 @@ fn chat(asked: &Asked, body: &Value, act: &Act, ground: &Ground) -> Result<Answe
         Want {
             model,
             dialect: Dialect::Chat,
-            heard: &heard(messages),
+            heard: vec![&heard(messages)],
             prompt,
-            prompts: 1,
             call: call(&tools, choice.as_str(), named, answered)?,
             limit: match integer(body, "max_completion_tokens", 1)? {
                 None => integer(body, "max_tokens", 1)?,
@@ -432,9 +431,8 @@ fn completions(asked: &Asked, body: &Value, act: &Act, ground: &Ground) -> Resul
         Want {
             model,
             dialect: Dialect::Completions,
-            heard: &prompts.last().map(|prompt| prompt.text.clone()).unwrap_or_default(),
+            heard: prompts.iter().map(|prompt| prompt.text.as_str()).collect(),
             prompt: prompts.iter().map(|prompt| prompt.tokens).sum(),
-            prompts: prompts.len() as u64,
             call: None,
             limit: integer(body, "max_tokens", 1)?,
             n: integer(body, "n", 1)?.unwrap_or(1),
@@ -470,9 +468,8 @@ fn responses(asked: &Asked, body: &Value, act: &Act, ground: &Ground) -> Result<
         Want {
             model,
             dialect: Dialect::Responses,
-            heard: &heard,
+            heard: vec![&heard],
             prompt: prompt + if tools.is_empty() { 0 } else { json_tokens(&body["tools"]) },
-            prompts: 1,
             call: call(&tools, choice.as_str(), choice["name"].as_str(), answered)?,
             limit: integer(body, "max_output_tokens", 1)?,
             n: 1,
@@ -508,9 +505,8 @@ fn messages(asked: &Asked, body: &Value, act: &Act, ground: &Ground) -> Result<A
         Want {
             model,
             dialect: Dialect::Messages,
-            heard: &heard(messages),
+            heard: vec![&heard(messages)],
             prompt: anthropic_prompt(body),
-            prompts: 1,
             call: call(&tools, kind, choice["name"].as_str(), answered)?,
             limit: Some(limit),
             n: 1,
@@ -528,9 +524,9 @@ pub fn anthropic_prompt(body: &Value) -> u64 {
 struct Want<'a> {
     model: String,
     dialect: Dialect,
-    heard: &'a str,
+    /// What is answered, for each prompt.
+    heard: Vec<&'a str>,
     prompt: u64,
-    prompts: u64,
     call: Option<(String, Value)>,
     limit: Option<u64>,
     n: u64,
@@ -538,6 +534,8 @@ struct Want<'a> {
 
 /// More choices are a mistake; vLLM would take 1,000.
 const CHOICES_MAX: u64 = 128;
+/// Of all choices together: the texts are made before they are told.
+const TEXT_BYTES_MAX: u64 = 256 << 20;
 
 fn generate(
     asked: &Asked,
@@ -546,7 +544,7 @@ fn generate(
     ground: &Ground,
     want: Want,
 ) -> Result<Answer, Answer> {
-    let choices = want.n.saturating_mul(want.prompts);
+    let choices = want.n.saturating_mul(want.heard.len() as u64);
     if choices > CHOICES_MAX {
         return Err(bad(Some("n"), &format!("n must be at most {CHOICES_MAX}, got {choices}.")));
     }
@@ -568,6 +566,10 @@ fn generate(
         Some(limit) if limit < act.tokens => (limit, true),
         _ => (act.tokens, false),
     };
+    let token_bytes = act.token_bytes.unwrap_or(8) as u64 + 8;
+    if choices.saturating_mul(u64::from(wanted)).saturating_mul(token_bytes) > TEXT_BYTES_MAX {
+        return Err(bad(None, "mock: so long an answer does not fit in memory"));
+    }
     let stops: Vec<&str> = match &body["stop"] {
         Value::String(stop) => vec![stop],
         Value::Array(stops) => stops.iter().filter_map(Value::as_str).collect(),
@@ -576,16 +578,18 @@ fn generate(
             _ => Vec::new(),
         },
     };
-    let seed = ground.script.seed ^ text::hash(want.heard.as_bytes());
     let mut finish = if cut_short { "length" } else { "stop" };
     let said: Vec<Said> = match &want.call {
         Some((_, schema)) => {
             finish = "tool_calls";
-            vec![Said::verbatim(&text::arguments(schema, want.heard)); choices as usize]
+            vec![Said::verbatim(&text::arguments(schema, want.heard[0])); choices as usize]
         }
         None => (0..choices)
             .map(|choice| {
-                let mut said = Said::compose(want.heard, wanted, act, seed.wrapping_add(choice));
+                // Choices are told apart by their seed; as many as fit an index of prompts times n.
+                let heard = want.heard[(choice / want.n) as usize];
+                let seed = ground.script.seed ^ text::hash(heard.as_bytes());
+                let mut said = Said::compose(heard, wanted, act, seed.wrapping_add(choice));
                 if want.dialect != Dialect::Chat {
                     said.reasoning = 0;
                 }

@@ -477,6 +477,14 @@ fn code(value: &str, within: std::ops::RangeInclusive<u16>) -> Option<u16> {
     number(value).filter(|code| within.contains(code))
 }
 
+/// A time on the command line.
+///
+/// # Errors
+/// It is none.
+pub fn time(value: &str) -> Result<Duration, String> {
+    span(value).ok_or_else(|| "a time like 50ms or 1.5s is expected".to_owned())
+}
+
 /// `50ms`, `1.5s`, `200us`, `2m`; a unit is demanded, except of 0.
 fn span(value: &str) -> Option<Duration> {
     if value == "0" {

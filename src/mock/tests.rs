@@ -282,6 +282,8 @@ fn max_tokens_is_honoured_and_named_as_the_reason() {
     assert_eq!(ask(&mock, CHAT, &both).json()["usage"]["completion_tokens"], 4);
     let forced = with(with(chat(false), "max_tokens", json!(50)), "ignore_eos", json!(true));
     assert_eq!(ask(&mock, CHAT, &forced).json()["usage"]["completion_tokens"], 50);
+    let absurd = with(with(forced, "max_tokens", json!(1 << 20)), "n", json!(128));
+    assert_eq!(ask(&mock, CHAT, &absurd).status, 400);
     let stopped = ask(&mock, CHAT, &with(chat(false), "stop", json!(["hello"]))).json();
     assert_eq!(stopped["choices"][0]["message"]["content"], "You said: ");
 }
@@ -362,6 +364,10 @@ fn completions_take_all_four_kinds_of_prompt() {
         assert_eq!(reply["choices"].as_array().unwrap().len(), choices, "{body}");
         assert_eq!(reply["usage"]["prompt_tokens"], tokens, "{body}");
         assert_eq!(reply["usage"]["completion_tokens"], 4 * choices);
+        if prompt == json!(["one", "two three"]) {
+            let texts = [0, 1].map(|index| reply["choices"][index]["text"].clone());
+            assert_eq!(texts, ["You said: one", "You said: two"]);
+        }
         let streamed = ask(&mock, "/v1/completions", &with(body, "stream", json!(true)));
         let text: String = streamed
             .events()
