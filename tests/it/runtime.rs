@@ -1,6 +1,12 @@
 //! Goal: the runtime's edges hold: drivers, descriptors that run out, a bug in one request.
 //! Method: limits set on the running process from outside.
 
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use forebay::rt::{self, Driver};
 use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::harness::*;
@@ -28,6 +34,48 @@ fn each_driver_that_this_kernel_has_serves_and_is_named() {
             assert_eq!(gateway.ask(chat()).text(), REPLY);
             assert!(gateway.ask(stream()).whole);
         }
+    }
+}
+
+/// No request of this version panics that we know of, so the runtime is tried without the gateway.
+#[test]
+fn a_task_that_panics_loses_only_itself() {
+    for driver in Driver::ALL.into_iter().filter(|driver| driver.probe().is_ok()) {
+        let before = rt::PANICS.load(Ordering::Relaxed);
+        let survivors = rt::block_on(driver, async {
+            let done = Rc::new(Cell::new(0));
+            for number in 0..9 {
+                let done = done.clone();
+                rt::spawn(async move {
+                    // At once, later, and while what is left of the task is dropped.
+                    let _bomb = (number % 3 == 2).then_some(Bomb);
+                    if number % 3 > 0 {
+                        rt::sleep(Duration::from_millis(1)).await;
+                    }
+                    assert!(number == 8, "on purpose");
+                    done.set(done.get() + 1);
+                });
+            }
+            let done_too = done.clone();
+            rt::spawn(async move {
+                rt::sleep(Duration::from_millis(1)).await;
+                done_too.set(done_too.get() + 1);
+            });
+            while rt::PANICS.load(Ordering::Relaxed) < before + 9 || done.get() < 2 {
+                rt::sleep(Duration::from_millis(1)).await;
+            }
+            done.get()
+        });
+        assert_eq!(survivors.expect("the driver works"), 2, "{}", driver.name());
+    }
+}
+
+/// Panics when it is dropped in peace.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        assert!(std::thread::panicking(), "on purpose");
     }
 }
 
