@@ -209,6 +209,14 @@ impl Peer {
         sent
     }
 
+    /// Whether the gateway has sent something, or closed, since the last look.
+    pub fn has_more(&self) -> bool {
+        self.stream.set_nonblocking(true).expect("set");
+        let more = self.stream.peek(&mut [0]).is_ok();
+        self.stream.set_nonblocking(false).expect("set");
+        more
+    }
+
     /// Waits until the gateway closes this connection; what it says before that is a fault.
     #[track_caller]
     pub fn gone(&mut self) {

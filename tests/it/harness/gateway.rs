@@ -296,27 +296,45 @@ impl Drop for Gateway {
 
 /// Lines of a stream, collected as they come.
 pub struct Lines {
-    shared: Arc<(Mutex<(Vec<String>, bool)>, Condvar)>,
+    shared: Arc<Shared>,
     _reader: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    said: Mutex<Said>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct Said {
+    lines: Vec<String>,
+    /// There will be no more.
+    over: bool,
+}
+
+impl Shared {
+    fn change(&self, change: impl FnOnce(&mut Said)) {
+        change(&mut self.said.lock().expect("no panic"));
+        self.more.notify_all();
+    }
 }
 
 impl Lines {
     pub fn of(stream: impl std::io::Read + Send + 'static) -> Lines {
-        let shared = Arc::new((Mutex::new((Vec::new(), false)), Condvar::new()));
+        let shared = Arc::new(Shared::default());
         let filled = shared.clone();
         let reader = std::thread::spawn(move || {
             for line in BufReader::new(stream).lines().map_while(Result::ok) {
-                filled.0.lock().expect("no panic").0.push(line);
-                filled.1.notify_all();
+                filled.change(|said| said.lines.push(line));
             }
-            filled.0.lock().expect("no panic").1 = true;
-            filled.1.notify_all();
+            filled.change(|said| said.over = true);
         });
         Lines { shared, _reader: reader }
     }
 
     pub fn now(&self) -> Vec<String> {
-        self.shared.0.lock().expect("no panic").0.clone()
+        self.shared.said.lock().expect("no panic").lines.clone()
     }
 
     /// Waits until a line holds `text`, and gives all lines up to it.
@@ -329,15 +347,16 @@ impl Lines {
     #[track_caller]
     pub fn count(&self, text: &str, times: usize) -> Vec<String> {
         let until = Instant::now() + PATIENCE;
-        let mut guard = self.shared.0.lock().expect("no panic");
+        let mut said = self.shared.said.lock().expect("no panic");
         loop {
-            let hits = guard.0.iter().enumerate().filter(|(_, line)| line.contains(text));
+            let hits = said.lines.iter().enumerate().filter(|(_, line)| line.contains(text));
             if let Some((at, _)) = hits.take(times).nth(times - 1) {
-                return guard.0[..=at].to_vec();
+                return said.lines[..=at].to_vec();
             }
             let left = until.saturating_duration_since(Instant::now());
-            assert!(!guard.1 && !left.is_zero(), "{text:?} was not said:\n{}", guard.0.join("\n"));
-            guard = self.shared.1.wait_timeout(guard, left).expect("no panic").0;
+            let all = said.lines.join("\n");
+            assert!(!said.over && !left.is_zero(), "{text:?} was not said:\n{all}");
+            said = self.shared.more.wait_timeout(said, left).expect("no panic").0;
         }
     }
 }
