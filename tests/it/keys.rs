@@ -119,3 +119,28 @@ fn a_tenant_sees_and_uses_its_models_only() {
     assert_eq!(ids(KEY_B), ["m", "m-alias", "n-1"]);
     assert_eq!(backend.count(), 2);
 }
+
+#[test]
+fn the_admin_port_asks_for_its_token_and_for_no_foreign_page() {
+    let backend = Backend::kind();
+    let text = Setup::to(backend.url()).text().replace(
+        "admin: { listen: '127.0.0.1:0' }",
+        "admin: { listen: '127.0.0.1:0', token: open-sesame }",
+    );
+    let gateway = Gateway::run(&text);
+    let ask = |fields: &str| {
+        let mut client = Client::new(gateway.admin);
+        client.send(format!("GET /metrics HTTP/1.1\r\nhost: localhost\r\n{fields}\r\n"));
+        client.answer().status()
+    };
+    assert_eq!(ask(""), 401);
+    assert_eq!(ask("authorization: Bearer wrong\r\n"), 401);
+    assert_eq!(ask("authorization: Bearer open-sesame\r\n"), 200);
+    let gateway = Setup::to(backend.url()).start();
+    let mut client = Client::new(gateway.admin);
+    client.send("POST /reload HTTP/1.1\r\nhost: localhost\r\norigin: http://evil\r\ncontent-length: 0\r\n\r\n");
+    assert!((400..500).contains(&client.answer().status()));
+    let mut client = Client::new(gateway.admin);
+    client.send("GET /metrics HTTP/1.1\r\nhost: evil.example\r\n\r\n");
+    assert!((400..500).contains(&client.answer().status()));
+}

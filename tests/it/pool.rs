@@ -366,3 +366,104 @@ fn backends_are_found_by_name_and_over_ipv6() {
     peer.send(json(200, REPLY));
     assert_eq!(client.answer().text(), REPLY);
 }
+
+/// An engine that refuses an upload by its head alone: what it says must reach the client, though
+/// most of the body was never taken.
+#[test]
+fn an_answer_that_comes_before_the_body_was_read_is_passed_on() {
+    let backend = Listener::start();
+    let gateway = Setup::to(backend.url()).start();
+    let body = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "x".repeat(16_000_000));
+    for stays in [true, false] {
+        let mut client = gateway.client();
+        client.send(post("/v1/chat/completions", &body));
+        let mut peer = backend.accept();
+        peer.next_head().expect("a head");
+        peer.send(json(413, "{\"error\":\"too large for me\"}"));
+        let peer = stays.then_some(peer);
+        let answer = client.answer();
+        assert_eq!(answer.status(), 413, "{}", answer.text());
+        assert_eq!(answer.text(), "{\"error\":\"too large for me\"}");
+        // With half a request in it, that connection serves nobody else.
+        drop(peer);
+        client.send(chat());
+        let (mut peer, _) = backend.request();
+        peer.send(json(200, REPLY));
+        assert_eq!(client.answer().text(), REPLY);
+        drop(peer);
+    }
+    gateway.settled(4);
+}
+
+#[test]
+fn an_error_is_tried_elsewhere_and_the_last_one_is_told() {
+    let backends: Vec<Backend> = [503, 429]
+        .into_iter()
+        .map(|status| Backend::answering(move |_| json(status, &format!("{{\"own\":{status}}}"))))
+        .collect();
+    let urls = backends.iter().map(Backend::url).collect();
+    let route = "retry: { attempts: 1, budget: 100% }";
+    let gateway = Setup { urls, route, ..Setup::default() }.start();
+    for request in [chat(), stream()] {
+        let answer = gateway.ask(request);
+        assert!(matches!(answer.status(), 429 | 503), "{}", answer.status());
+        assert_eq!(answer.text(), format!("{{\"own\":{}}}", answer.status()));
+        assert_eq!(answer.head.field("x-forebay-attempt"), Some("2"));
+    }
+    assert_eq!(backends.iter().map(Backend::count).collect::<Vec<_>>(), [2, 2]);
+    // A fault of the client's own is nobody else's to repeat.
+    let backends: Vec<Backend> =
+        (0..2).map(|_| Backend::answering(|_| json(400, "{\"bad\":1}"))).collect();
+    let urls = backends.iter().map(Backend::url).collect();
+    let gateway = Setup { urls, route, ..Setup::default() }.start();
+    assert_eq!(gateway.ask(chat()).status(), 400);
+    assert_eq!(backends.iter().map(Backend::count).sum::<usize>(), 1);
+}
+
+#[test]
+fn clients_connections_stay_or_close_as_their_version_and_words_say() {
+    let backend = Backend::kind();
+    let gateway = Setup::to(backend.url()).start();
+    let text = |request: Vec<u8>| String::from_utf8(request).expect("ASCII");
+    for (request, stays) in [
+        (text(chat()), true),
+        (
+            text(post_with("/v1/chat/completions", "connection: close\r\n", r#"{"model":"m"}"#)),
+            false,
+        ),
+        (text(chat()).replace("HTTP/1.1", "HTTP/1.0"), false),
+        (text(chat()).replace("HTTP/1.1\r\n", "HTTP/1.0\r\nconnection: keep-alive\r\n"), true),
+    ] {
+        let mut client = gateway.client();
+        client.send(&request);
+        let answer = client.answer();
+        assert_eq!(answer.text(), REPLY);
+        if stays {
+            client.send(chat());
+            assert_eq!(client.answer().text(), REPLY, "{request}");
+        } else {
+            assert_eq!(answer.head.field("connection"), Some("close"), "{request}");
+            client.gone();
+        }
+    }
+}
+
+#[test]
+fn trailers_end_with_the_hop() {
+    let backend = Listener::start();
+    let gateway = Setup::to(backend.url()).start();
+    let mut client = gateway.client();
+    client.send(stream_with_usage());
+    let (mut peer, _) = backend.request();
+    let event = chunk([&token("a"), FINISH].concat());
+    peer.send(
+        [STREAM_HEAD.as_bytes(), &event, b"0\r\nx-checksum: 1\r\nset-cookie: a=b\r\n\r\n"].concat(),
+    );
+    let answer = client.answer();
+    assert!(answer.whole);
+    client.quiet();
+    client.send(chat());
+    peer.request();
+    peer.send(json(200, REPLY));
+    assert_eq!(client.answer().text(), REPLY);
+}

@@ -146,6 +146,18 @@ impl Peer {
     /// The next request, or `None` at an orderly end of the connection.
     #[track_caller]
     pub fn next_request(&mut self) -> Option<Request> {
+        let mut request = self.next_head()?;
+        let length = request.field("content-length").map_or(0, |n| n.parse().expect("a length"));
+        while self.buf.len() < length {
+            assert!(self.read(), "a body broke off at {} of {length}", self.buf.len());
+        }
+        request.body = self.buf.drain(..length).collect();
+        Some(request)
+    }
+
+    /// The next request's head; its body stays unread.
+    #[track_caller]
+    pub fn next_head(&mut self) -> Option<Request> {
         let head = loop {
             if let Some(end) = self.buf.windows(4).position(|four| four == b"\r\n\r\n") {
                 break self.buf.drain(..end + 4).collect::<Vec<u8>>();
@@ -162,13 +174,8 @@ impl Peer {
             .filter_map(|line| line.split_once(':'))
             .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
             .collect();
-        let mut request = Request { line, fields, body: Vec::new() };
+        let request = Request { line, fields, body: Vec::new() };
         assert_eq!(request.field("transfer-encoding"), None, "lengths are known by then");
-        let length = request.field("content-length").map_or(0, |n| n.parse().expect("a length"));
-        while self.buf.len() < length {
-            assert!(self.read(), "a body broke off at {} of {length}", self.buf.len());
-        }
-        request.body = self.buf.drain(..length).collect();
         Some(request)
     }
 
