@@ -42,7 +42,7 @@ mod source;
 
 pub use source::{NoPlan, Source};
 
-use host::Obstacle;
+use host::{HandedOver, Obstacle};
 use names::Names;
 
 /// What the command line says beside the file.
@@ -64,6 +64,8 @@ pub type Serving = Box<dyn FnOnce(&[SocketAddr])>;
 /// when it could not start or a shard has died; why is on standard error.
 pub fn run(source: Source, options: Options) -> ExitCode {
     let level = std::env::var("RUST_LOG").map_or(Level::default(), |text| Level::of(&text));
+    // Before anything is opened.
+    let handed = HandedOver::adopt();
     report_panics();
     let mut registry = Registry::new();
     let plan = match source.load(&mut registry) {
@@ -73,7 +75,7 @@ pub fn run(source: Source, options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let claims = match Claims::take(&source, &plan, &options) {
+    let claims = match Claims::take(&source, &plan, &options, handed) {
         Ok(claims) => claims,
         Err(refusal) => {
             tell(&format!("error: {refusal}\n"));
@@ -164,7 +166,12 @@ impl From<Obstacle> for Refusal {
 }
 
 impl Claims {
-    fn take(source: &Source, plan: &Plan, options: &Options) -> Result<Claims, Refusal> {
+    fn take(
+        source: &Source,
+        plan: &Plan,
+        options: &Options,
+        handed: HandedOver,
+    ) -> Result<Claims, Refusal> {
         let open_files = host::raise_open_files();
         let state = plan.state_dir.as_deref().map(|folder| source.beside(folder));
         let state = state.map(|folder| host::lock_state(&folder)).transpose()?;
@@ -179,7 +186,7 @@ impl Claims {
             },
             None => Driver::choose(),
         };
-        let listeners = host::listeners(&server.listen, cpus.len())?;
+        let listeners = host::listeners(&server.listen, cpus.len(), handed)?;
         let admin = plan.admin.listen.as_ref().map(|listen| match listen {
             AdminListen::Unix(path) => {
                 let path = source.beside(path).to_string_lossy().into_owned();

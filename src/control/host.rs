@@ -4,7 +4,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::net::SocketAddr;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -86,8 +86,11 @@ impl fmt::Display for Obstacle {
 /// # Errors
 /// The first address that cannot be had. `SO_REUSEPORT` would let us share a port with another
 /// process silently, so each address is tried alone first.
-pub fn listeners(listen: &[Listen], shards: usize) -> Result<Vec<Vec<OwnedFd>>, Obstacle> {
-    let mut handed = handed_over();
+pub fn listeners(
+    listen: &[Listen],
+    shards: usize,
+    mut handed: HandedOver,
+) -> Result<Vec<Vec<OwnedFd>>, Obstacle> {
     let mut all: Vec<Vec<OwnedFd>> = (0..shards).map(|_| Vec::new()).collect();
     for listen in listen {
         match listen {
@@ -107,7 +110,7 @@ pub fn listeners(listen: &[Listen], shards: usize) -> Result<Vec<Vec<OwnedFd>>, 
                 }
             }
             Listen::Fd(name) => {
-                let sockets = named(&mut handed, name);
+                let sockets = handed.take(name);
                 let failed = |_| Obstacle::NotHandedOver { name: name.clone() };
                 if sockets.is_empty() {
                     return Err(failed(io::ErrorKind::NotFound.into()));
@@ -184,34 +187,53 @@ fn listening_inode(table: &str, port: u16) -> Option<u64> {
     })
 }
 
-/// Sockets that the service manager opened for us, with their names (sd_listen_fds(3)).
-fn handed_over() -> Vec<(String, OwnedFd)> {
-    let variable = |name| std::env::var(name).ok();
-    let ours = variable("LISTEN_PID").is_some_and(|pid| pid == std::process::id().to_string());
-    let count = variable("LISTEN_FDS").and_then(|count| count.parse::<i32>().ok());
-    let Some(count) = count.filter(|count| ours && (1..=HANDED_OVER_MAX).contains(count)) else {
-        return Vec::new();
-    };
-    let names = variable("LISTEN_FDNAMES").unwrap_or_default();
-    let mut names = names.split(':');
-    (FIRST_HANDED_OVER..FIRST_HANDED_OVER + count)
-        .filter_map(|fd| {
+/// Listening sockets that the service manager opened for us, with their names
+/// (sd_listen_fds(3)).
+#[derive(Debug, Default)]
+pub struct HandedOver(Vec<(String, OwnedFd)>);
+
+impl HandedOver {
+    /// Takes them over. To be called once, before the process opens anything: a manager that
+    /// announces more than it hands over would otherwise make us adopt a descriptor of our own.
+    pub fn adopt() -> HandedOver {
+        let variable = |name| std::env::var(name).ok();
+        let ours = variable("LISTEN_PID").is_some_and(|pid| pid == std::process::id().to_string());
+        let count = variable("LISTEN_FDS").and_then(|count| count.parse::<i32>().ok());
+        let Some(count) = count.filter(|count| ours && (1..=HANDED_OVER_MAX).contains(count))
+        else {
+            return HandedOver::default();
+        };
+        let names = variable("LISTEN_FDNAMES").unwrap_or_default();
+        let mut names = names.split(':');
+        let adopt_one = |fd| {
             let name = names.next().filter(|name| !name.is_empty()).unwrap_or("unknown");
-            // SAFETY: by the protocol, the descriptors from 3 on are this process's to own, and
-            // this function is called once, before anything else could have opened or taken them.
+            if !listens(fd) {
+                return None;
+            }
+            // SAFETY: the descriptor is open, and by the protocol those from 3 on are this
+            // process's to own; nothing here has opened or taken any before.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
             rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC).ok()?;
             Some((name.to_owned(), socket))
-        })
-        .collect()
+        };
+        let fds = FIRST_HANDED_OVER..FIRST_HANDED_OVER + count;
+        HandedOver(fds.filter_map(adopt_one).collect())
+    }
+
+    fn take(&mut self, wanted: &str) -> Vec<OwnedFd> {
+        self.0.extract_if(.., |(name, _)| name == wanted).map(|(_, socket)| socket).collect()
+    }
+}
+
+/// Whether this number is an open socket in state LISTEN.
+fn listens(fd: i32) -> bool {
+    // SAFETY: the borrow ends with this function; a number that is not open gives an error.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    sockopt::socket_acceptconn(fd).unwrap_or(false)
 }
 
 const FIRST_HANDED_OVER: i32 = 3;
 const HANDED_OVER_MAX: i32 = 1024;
-
-fn named(handed: &mut Vec<(String, OwnedFd)>, wanted: &str) -> Vec<OwnedFd> {
-    handed.extract_if(.., |(name, _)| name == wanted).map(|(_, socket)| socket).collect()
-}
 
 /// Holds the state folder for this process alone, for as long as it lives.
 ///
@@ -290,9 +312,25 @@ mod tests {
         SocketAddr::try_from(address).expect("an internet address").port()
     }
 
+    fn bound(listen: &[Listen], shards: usize) -> Result<Vec<Vec<OwnedFd>>, Obstacle> {
+        listeners(listen, shards, HandedOver::default())
+    }
+
+    #[test]
+    fn what_was_handed_over_is_shared_out_by_name() {
+        let web = TcpListener::bind("127.0.0.1:0").expect("bound");
+        let port = web.local_addr().expect("bound").port();
+        assert!(listens(std::os::fd::AsRawFd::as_raw_fd(&web)));
+        let handed = HandedOver(vec![("web".into(), web.into())]);
+        let all = listeners(&[Listen::Fd("web".into())], 2, handed).expect("handed over");
+        assert_eq!(all.iter().map(|of_shard| port_of(&of_shard[0])).collect::<Vec<_>>(), [port; 2]);
+        let file = File::open("/dev/null").expect("opened");
+        assert!(!listens(std::os::fd::AsRawFd::as_raw_fd(&file)));
+    }
+
     #[test]
     fn every_shard_gets_a_socket_on_the_same_port() {
-        let all = listeners(&[any_port(), any_port()], 3).expect("bound");
+        let all = bound(&[any_port(), any_port()], 3).expect("bound");
         assert_eq!(all.len(), 3);
         for index in 0..2 {
             let ports: Vec<_> = all.iter().map(|of_shard| port_of(&of_shard[index])).collect();
@@ -305,7 +343,7 @@ mod tests {
     fn a_port_that_somebody_listens_on_is_refused_by_name() {
         let taken = TcpListener::bind("127.0.0.1:0").expect("bound");
         let address = taken.local_addr().expect("bound");
-        let refused = listeners(&[Listen::Tcp(address)], 2).expect_err("taken");
+        let refused = bound(&[Listen::Tcp(address)], 2).expect_err("taken");
         let message = refused.to_string();
         assert!(message.contains(&std::process::id().to_string()), "{message}");
         assert!(message.contains(&address.to_string()), "{message}");
@@ -314,18 +352,18 @@ mod tests {
     /// Another gateway shares its port among its shards; we must not join in.
     #[test]
     fn a_shared_port_is_refused_too() {
-        let theirs = listeners(&[any_port()], 2).expect("bound");
+        let theirs = bound(&[any_port()], 2).expect("bound");
         let port = port_of(&theirs[0][0]);
         let same = Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], port)));
-        assert!(matches!(listeners(&[same], 2), Err(Obstacle::Taken { .. })));
+        assert!(matches!(bound(&[same], 2), Err(Obstacle::Taken { .. })));
     }
 
     #[test]
     fn an_address_of_another_machine_is_refused_with_a_reason() {
         let foreign = Listen::Tcp("192.0.2.1:8080".parse().expect("an address"));
-        let refused = listeners(&[foreign], 1).expect_err("not ours");
+        let refused = bound(&[foreign], 1).expect_err("not ours");
         assert!(refused.to_string().contains("no interface"), "{refused}");
-        let absent = listeners(&[Listen::Fd("web".into())], 1).expect_err("nobody hands over");
+        let absent = bound(&[Listen::Fd("web".into())], 1).expect_err("nobody hands over");
         assert!(absent.to_string().contains("FileDescriptorName=web"), "{absent}");
     }
 
