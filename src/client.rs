@@ -182,11 +182,7 @@ impl Client {
         mut look: impl FnMut(&[u8]) -> Result<(), Refusal>,
     ) -> Result<Option<Hold>, NoBody> {
         let start = self.head.head_len;
-        let mut body = Body {
-            began: rt::now(),
-            decoder: Decoder::bounded(self.head.framing, server.bounds.body),
-            hold: None,
-        };
+        let mut body = Body::new(self.head.framing, server.bounds.body);
         // What came along with the head: to be decoded first, and given back beyond the body.
         self.inbox.extend_from_slice(&self.request[start..]);
         self.request.truncate(start);
@@ -200,8 +196,8 @@ impl Client {
             if body.decoder.is_done() {
                 return Ok(body.hold);
             }
-            let received = received.len() as u64;
-            self.timer.set(body.deadline(received, server));
+            body.received = received.len() as u64;
+            self.timer.set(body.deadline(server));
             match self.head.framing {
                 // The rest is read in place, without a copy, unless a read is pending already.
                 Framing::Length(length) if !self.socket.is_armed() => {
@@ -260,6 +256,49 @@ impl Client {
             self.timer.poll(cx).map(|()| None)
         });
         received(read.await)
+    }
+
+    /// Begins to pass the body on instead of receiving it whole.
+    pub fn upload(&mut self, server: &Server) -> Body {
+        let start = self.head.head_len;
+        self.inbox.extend_from_slice(&self.request[start..]);
+        self.request.truncate(start);
+        Body::new(self.head.framing, server.bounds.body)
+    }
+
+    /// Appends what has come of the body to `out`, framed anew.
+    ///
+    /// # Errors
+    /// The framing is broken, or the body too large.
+    pub fn pass_body(
+        &mut self,
+        body: &mut Body,
+        server: &Server,
+        out: &mut Vec<u8>,
+    ) -> Result<(), NoBody> {
+        while !body.decoder.is_done() {
+            let piece = body.decoder.decode(&self.inbox).map_err(|fault| refuse(fault, server))?;
+            let data = &self.inbox[piece.data.clone()];
+            body.received += data.len() as u64;
+            match self.head.framing {
+                Framing::Chunked if !data.is_empty() => h1::append_chunk(out, data),
+                _ => out.extend_from_slice(data),
+            }
+            self.inbox.drain(..piece.consumed);
+            if piece.consumed == 0 {
+                break;
+            }
+        }
+        if body.decoder.is_done() && self.head.framing == Framing::Chunked {
+            out.extend_from_slice(h1::LAST_CHUNK);
+        }
+        Ok(())
+    }
+
+    /// More of the body: bytes that came, 0 if the client has finished before it was whole.
+    pub fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.arm_inbox(PIECE);
+        self.poll_inbox(cx)
     }
 
     /// Starts the watch on the client, unless it runs or the inbox is full.
@@ -360,13 +399,27 @@ impl Client {
 }
 
 /// A body on its way in.
-struct Body {
+pub struct Body {
     began: Instant,
     decoder: Decoder,
+    received: u64,
     hold: Option<Hold>,
 }
 
 impl Body {
+    fn new(framing: Framing, bytes_max: u64) -> Body {
+        let decoder = Decoder::bounded(framing, bytes_max);
+        Body { began: rt::now(), decoder, received: 0, hold: None }
+    }
+
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.decoder.is_done()
+    }
+
     /// Keeps the machine's budget in step with what was received.
     fn account(&mut self, received: u64, budget: &Arc<Budget>, limit: u64) -> Result<(), NoBody> {
         let want = received.next_multiple_of(HOLD_STEP);
@@ -392,8 +445,8 @@ impl Body {
 
     /// When the client must have sent the next byte: the head's time, and then the lowest rate
     /// that is tolerated. `None` without such a rate.
-    fn deadline(&self, received: u64, server: &Server) -> Option<Instant> {
-        let paid = received.saturating_mul(1_000_000_000).checked_div(server.body_rate)?;
+    pub fn deadline(&self, server: &Server) -> Option<Instant> {
+        let paid = self.received.saturating_mul(1_000_000_000).checked_div(server.body_rate)?;
         Some(self.began + server.head_timeout + Duration::from_nanos(paid))
     }
 }
@@ -402,8 +455,12 @@ fn received(read: Option<io::Result<usize>>) -> Result<usize, NoBody> {
     match read {
         Some(Ok(n @ 1..)) => Ok(n),
         Some(Ok(0) | Err(_)) => Err(NoBody::Gone),
-        None => Err(NoBody::Refused(Refusal::invalid(408, "The request body came too slowly."))),
+        None => Err(too_slow()),
     }
+}
+
+pub fn too_slow() -> NoBody {
+    NoBody::Refused(Refusal::invalid(408, "The request body came too slowly."))
 }
 
 fn refuse(fault: BodyFault, server: &Server) -> NoBody {

@@ -133,6 +133,13 @@ impl Conn {
     }
 }
 
+impl Conn {
+    /// Ready when the armed read has ended, however; its result stays for the one who reads.
+    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.socket.poll_readable(cx)
+    }
+}
+
 /// Idle connections of one shard.
 #[derive(Default)]
 pub struct Pool {

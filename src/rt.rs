@@ -11,7 +11,7 @@
 //! - A panic in a task would unwind the whole shard: [`spawn`] contains it.
 //! - Connecting takes a socket address. A name would resolve in line and block the shard.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use monoio::buf::{IoBuf, IoBufMut};
@@ -219,6 +219,9 @@ pub struct Listener {
     /// Only asked for readiness; a stream type because that is what the runtime lets us poll.
     readiness: TcpStream,
     local: SocketAddr,
+    closed: Cell<bool>,
+    /// Of the task that waits in [`Listener::accept`].
+    waiting: Cell<Option<Waker>>,
 }
 
 impl Listener {
@@ -230,7 +233,7 @@ impl Listener {
         rustix::io::ioctl_fionbio(&listening, true)?;
         let local = rustix::net::getsockname(&listening)?.try_into()?;
         let readiness = TcpStream::from_std(std::net::TcpStream::from(listening))?;
-        Ok(Listener { readiness, local })
+        Ok(Listener { readiness, local, closed: Cell::new(false), waiting: Cell::new(None) })
     }
 
     pub fn local(&self) -> SocketAddr {
@@ -243,9 +246,12 @@ impl Listener {
     /// core does not spin; connections stay in the kernel's backlog meanwhile.
     ///
     /// # Errors
-    /// The listening socket itself is gone ([`Listener::close`]).
+    /// [`Listener::close`] was called.
     pub async fn accept(&self) -> io::Result<(Socket, SocketAddr)> {
         loop {
+            if self.closed.get() {
+                return Err(io::ErrorKind::NotConnected.into());
+            }
             match rustix::net::acceptfrom_with(self.fd(), accept_flags()) {
                 Ok((socket, Some(peer))) => {
                     let peer = peer.try_into()?;
@@ -255,7 +261,7 @@ impl Listener {
                 }
                 // The peer was gone before we looked.
                 Ok((_, None)) => {}
-                Err(Errno::AGAIN) => self.readiness.readable(false).await.or_else(again)?,
+                Err(Errno::AGAIN) => self.readable().await.or_else(again)?,
                 Err(Errno::INVAL | Errno::BADF) => {
                     return Err(io::ErrorKind::NotConnected.into());
                 }
@@ -268,9 +274,25 @@ impl Listener {
         }
     }
 
-    /// Stops listening at once; a pending [`Listener::accept`] ends.
+    /// Accepts no more: a pending [`Listener::accept`] ends. The socket itself listens until all of
+    /// its owners have closed it; one that a service manager handed over outlives us.
     pub fn close(&self) {
-        let _ = rustix::net::shutdown(self.fd(), Shutdown::Both);
+        self.closed.set(true);
+        if let Some(waker) = self.waiting.take() {
+            waker.wake();
+        }
+    }
+
+    async fn readable(&self) -> io::Result<()> {
+        let mut readable = std::pin::pin!(self.readiness.readable(false));
+        std::future::poll_fn(|cx| {
+            if self.closed.get() {
+                return Poll::Ready(Ok(()));
+            }
+            self.waiting.set(Some(cx.waker().clone()));
+            readable.as_mut().poll(cx)
+        })
+        .await
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
@@ -375,6 +397,15 @@ impl Socket {
     /// buffer. Never ready while nothing is armed.
     pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<(io::Result<usize>, Vec<u8>)> {
         self.inbox.poll(cx)
+    }
+
+    /// Ready when the armed read has ended; [`Socket::poll_read`] then gives its result.
+    pub fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.inbox.advance(cx);
+        match &*self.inbox.post.borrow() {
+            Read::Done(..) => Poll::Ready(()),
+            _ => Poll::Pending,
+        }
     }
 
     /// Arms and awaits one read. Dropped before its end, the read stays armed.
@@ -485,9 +516,10 @@ impl Socket {
         let _ = rustix::net::shutdown(self, Shutdown::Both);
     }
 
-    /// Makes the close a reset, for an answer that must not look whole.
-    pub fn reset_on_close(&self) {
-        let _ = sockopt::set_socket_linger(self, Some(Duration::ZERO));
+    /// Ends the connection with a reset, for an answer that must not look whole. Lingering for no
+    /// time would not do: the runtime says FIN before it closes.
+    pub fn reset(&self) {
+        let _ = rustix::net::connect_unspec(self);
     }
 }
 
@@ -544,11 +576,16 @@ impl Inbox {
         debug_assert!(matches!(before, Read::Idle), "one read at a time");
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(io::Result<usize>, Vec<u8>)> {
-        if matches!(&*self.post.borrow(), Read::Idle) {
-            return Poll::Pending;
+    /// Lets the reader go on, unless it has nothing to do or its last result is still here.
+    fn advance(&mut self, cx: &mut Context<'_>) {
+        let busy = matches!(&*self.post.borrow(), Read::Armed(..) | Read::InFlight);
+        if busy {
+            let _ = self.reader.as_mut().poll(cx);
         }
-        let _ = self.reader.as_mut().poll(cx);
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(io::Result<usize>, Vec<u8>)> {
+        self.advance(cx);
         let mut post = self.post.borrow_mut();
         match std::mem::replace(&mut *post, Read::Idle) {
             Read::Done(result, buf) => Poll::Ready((result, buf)),

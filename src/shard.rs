@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use sha2::{Digest, Sha256};
 
-use crate::client::{Client, NoBody, NoRequest};
+use crate::client::{self, Client, NoBody, NoRequest};
 use crate::meter::{Ending, Failure, Meter};
 use crate::pool::{Addresses, Conn, Pool};
 use crate::pure::answer::{self, Refusal};
@@ -38,7 +38,7 @@ mod trip;
 mod wires;
 
 use trip::{Ids, Ruin, Trip};
-use wires::{Seat, Wake, Wakers, Wires, flush};
+use wires::{Seat, Upload, Wake, Wakers, Wires, flush};
 
 /// What the process is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ pub fn run(setup: Setup) -> io::Result<()> {
         for listener in &listeners {
             rt::spawn(accept(shard.clone(), listener.clone()));
         }
-        shard.tick(&listeners).await;
+        shard.tick(listeners).await;
         Ok(())
     })?
 }
@@ -178,7 +178,7 @@ impl Shard {
         Rc::clone(&mine)
     }
 
-    async fn tick(&self, listeners: &[Rc<Listener>]) {
+    async fn tick(&self, mut listeners: Vec<Rc<Listener>>) {
         loop {
             rt::sleep(TICK).await;
             let now = rt::now();
@@ -189,9 +189,9 @@ impl Shard {
             match self.shared.phase() {
                 Phase::Running => {}
                 Phase::Draining => {
-                    if !self.draining.replace(true) {
-                        listeners.iter().for_each(|listener| listener.close());
-                    }
+                    self.draining.set(true);
+                    // Their tasks hold the last handles, and end.
+                    listeners.drain(..).for_each(|listener| listener.close());
                     self.connections.borrow().wake_all();
                     if self.connections.borrow().is_empty() {
                         break;
@@ -200,7 +200,7 @@ impl Shard {
                 Phase::Stopping => {
                     self.stopping.set(true);
                     self.draining.set(true);
-                    listeners.iter().for_each(|listener| listener.close());
+                    listeners.drain(..).for_each(|listener| listener.close());
                     self.connections.borrow().wake_all();
                     // One more turn for each to say its last words.
                     rt::sleep(TICK).await;
@@ -208,7 +208,10 @@ impl Shard {
                 }
             }
         }
-        self.meter.borrow_mut().tick(rt::now());
+        let mut meter = self.meter.borrow_mut();
+        meter.tick(rt::now());
+        // Tasks that are leaked with the runtime keep the meter from being dropped.
+        meter.close();
     }
 
     fn unpark(&self) {
@@ -293,7 +296,7 @@ async fn serve(shard: Rc<Shard>, mut client: Client, _connection: Hold) {
 /// settled and recorded exactly once, when `trip` is dropped.
 async fn request(shard: &Rc<Shard>, plan: &PlanRef, client: &mut Client) -> Then {
     let mut trip = Trip::begin(shard, plan);
-    trip.keep_alive = client.head.keep_alive && !shard.draining.get();
+    trip.keep_alive = client.head.keep_alive && shard.shared.phase() == Phase::Running;
     let stop = match answer(&mut trip, client).await {
         Ok(then) => return then,
         Err(stop) => stop,
@@ -382,9 +385,9 @@ async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
             Err(Failed::Fault(fault)) => fault,
         };
         tried.push(backend);
-        let again = fault.retry
-            && tried.len() <= route.retry.attempts as usize
-            && trip.shard.policy.borrow_mut().may_retry(&plan, call.route, rt::now());
+        let again = trip.may_try_again(&call)
+            && (fault.paid
+                || trip.shard.policy.borrow_mut().may_retry(&plan, call.route, rt::now()));
         if !again {
             return Err(fault.refusal.into());
         }
@@ -405,6 +408,19 @@ struct Call {
     stick: Option<u64>,
     /// Tokens that the prompt is taken to have until a backend says how many.
     prompt: u64,
+    /// The body has not been received: it passes to the backend as it comes, once.
+    upload: bool,
+}
+
+/// Bodies of unknown length, or longer than this, are not held where nobody looks into them.
+const UPLOAD_ABOVE: u64 = 1024 * 1024;
+
+fn is_large(framing: Framing) -> bool {
+    match framing {
+        Framing::Length(length) => length > UPLOAD_ABOVE,
+        Framing::Chunked | Framing::UntilClose => true,
+        Framing::None => false,
+    }
 }
 
 /// Whose request this is; `None` on a gateway without keys.
@@ -476,7 +492,10 @@ async fn inspect(
         return Err(Refusal::invalid(413, text).code("body_too_large").into());
     }
     // Other methods ask about a path, not a model: they go where the path goes.
-    let names_model = trip.done.path.names_model() && client.head.method == Method::Post;
+    // So does a body that is empty: the backend has its own words for that.
+    let names_model = trip.done.path.names_model()
+        && client.head.method == Method::Post
+        && !matches!(client.head.framing, Framing::None | Framing::Length(0));
     let coding = client.head.field(&client.request, Known::ContentEncoding);
     if names_model && coding.is_some_and(|coding| !coding.eq_ignore_ascii_case(b"identity")) {
         let text = "Content-Encoding is not supported here: send the body as it is.";
@@ -484,9 +503,6 @@ async fn inspect(
     }
     let mut inspector = None;
     if names_model {
-        if client.head.framing == Framing::None {
-            return Err(Refusal::invalid(400, "A JSON body is needed.").into());
-        }
         let path = text(client.head.path(&client.request));
         let kind = body::BodyKind::of_path(path);
         let coding = client.head.field(&client.request, Known::ContentType).unwrap_or_default();
@@ -499,14 +515,18 @@ async fn inspect(
         let (sent, _) = client.socket.send(h1::CONTINUE.to_vec()).await;
         sent.map_err(|_| Stop::Gone)?;
     }
-    let buffered = &trip.shard.shared.totals.buffered_bytes;
-    trip.body = client
-        .read_body(server, buffered, |body| match &mut inspector {
-            Some(inspector) => inspector.feed(body).map_err(bad_body),
-            None => Ok(()),
-        })
-        .await?;
-    trip.body_read = true;
+    // What nobody needs to look into, and is too large to hold for nothing, passes as it comes.
+    let upload = inspector.is_none() && is_large(client.head.framing);
+    if !upload {
+        let buffered = &trip.shard.shared.totals.buffered_bytes;
+        trip.body = client
+            .read_body(server, buffered, |body| match &mut inspector {
+                Some(inspector) => inspector.feed(body).map_err(bad_body),
+                None => Ok(()),
+            })
+            .await?;
+        trip.body_read = true;
+    }
     let start = client.head.head_len;
     let body = &client.request[start..];
     trip.done.bytes_in = body.len() as u64;
@@ -515,7 +535,12 @@ async fn inspect(
     let path = text(head.0.path(head.1));
     let header = |name: &str| head.0.named(head.1, name.as_bytes());
     let Some(inspector) = inspector else {
-        let route = plan.route(None, None, path, &header).ok_or_else(no_route)?;
+        let route = plan.route(None, None, path, &header).ok_or_else(|| {
+            match trip.done.path.names_model() && client.head.method == Method::Post {
+                true => Refusal::invalid(400, "A body that names a `model` is needed."),
+                false => no_route(),
+            }
+        })?;
         let stick = dialect::object_id(path).map(|id| hash(id.as_bytes()));
         return Ok(Call {
             route,
@@ -524,6 +549,7 @@ async fn inspect(
             hide: false,
             stick: sticky(&plan, route, &header).or(stick),
             prompt: 0,
+            upload,
         });
     };
     let seen = inspector.finish(body).map_err(bad_body)?;
@@ -553,6 +579,7 @@ async fn inspect(
         hide: ask_usage,
         stick: sticky(&plan, route, &header),
         prompt: seen.prompt.map_or(0, |span| tokens::prompt(span.of(body)).0),
+        upload: false,
     })
 }
 
@@ -658,8 +685,8 @@ enum Failed {
 /// The backend's side failed, and the client has not been told anything that counts.
 struct Fault {
     refusal: Refusal,
-    /// Another attempt may go better.
-    retry: bool,
+    /// The retry budget has paid for another attempt already.
+    paid: bool,
 }
 
 impl From<Stop> for Failed {
@@ -681,14 +708,18 @@ async fn attempt(
     let shard = trip.shard.clone();
     let idle = shard.pool.borrow_mut().take(backend, rt::now());
     let mut conn = match idle {
-        Some(conn) => conn,
-        None => trip.connect(client, place.ticket.backend, backend, &pool.timeouts).await?,
+        // A body that passes through cannot be sent again, so no connection that may be stale.
+        Some(conn) if !call.upload => conn,
+        _ => trip.connect(client, place.ticket.backend, backend, &pool.timeouts).await?,
     };
     loop {
         trip.sent_at = rt::now();
         let whole = trip.send(client, &mut conn, call, backend)?;
         let mut wires = Wires::new(&shard, client, &mut conn, plan.server.half_close);
         wires.sending = !whole;
+        if call.upload {
+            upload(trip, &mut wires).await?;
+        }
         let no_head = match head(trip, &mut wires, call, &pool.timeouts).await {
             Ok(()) => break,
             Err(no_head) => no_head,
@@ -702,7 +733,7 @@ async fn attempt(
             && !conn.was_heard()
             && rt::now().since(trip.sent_at) < STALE_WITHIN;
         if !stale {
-            return Err(trip.no_head(no_head, place.ticket.backend));
+            return Err(trip.no_head(no_head, call, place.ticket.backend));
         }
         shard.meter.borrow_mut().stale_resend(backend.series);
         conn = trip.connect(client, place.ticket.backend, backend, &pool.timeouts).await?;
@@ -713,6 +744,55 @@ async fn attempt(
 /// A close this soon after a request was sent on a used connection was decided before the request
 /// came. Later, the backend may have worked on it, and a resend could generate twice.
 const STALE_WITHIN: Duration = Duration::from_millis(50);
+
+/// Passes a request's body to the backend as it comes from the client, until all of it has passed
+/// or the backend answers. While the backend does not take it, the client is not read.
+async fn upload(trip: &mut Trip, wires: &mut Wires<'_>) -> Result<(), Failed> {
+    let plan = trip.plan.clone();
+    let server = &plan.server;
+    let mut body = wires.client.upload(server);
+    loop {
+        if !wires.sending {
+            let passed = trip.shard.compose(|out| {
+                let passed = wires.client.pass_body(&mut body, server, out);
+                if passed.is_ok() && !out.is_empty() {
+                    match wires.conn.socket.send_pieces(&[IoSlice::new(out)]) {
+                        Ok(whole) => wires.sending = !whole,
+                        // What it said before it closed is still to be read.
+                        Err(_) => wires.conn.spoiled = true,
+                    }
+                }
+                passed
+            });
+            if let Err(no_body) = passed {
+                wires.conn.socket.abort();
+                return Err(Stop::from(no_body).into());
+            }
+        }
+        trip.done.bytes_in = body.received();
+        trip.body_read = body.is_done();
+        if (trip.body_read && !wires.sending) || wires.conn.spoiled {
+            return Ok(());
+        }
+        match wires.wake_uploading(&body, server).await {
+            Upload::Went | Upload::Came => {}
+            Upload::Answered => {
+                // Before it has read everything: a refusal, as a rule. It is relayed; the
+                // connection cannot be used again.
+                wires.conn.spoiled = true;
+                return Ok(());
+            }
+            Upload::Gone => {
+                wires.conn.socket.abort();
+                return Err(Stop::Gone.into());
+            }
+            Upload::Slow => {
+                wires.conn.socket.abort();
+                return Err(Stop::from(client::too_slow()).into());
+            }
+        }
+    }
+}
 
 /// Why no head of an answer came.
 enum NoHead {
@@ -739,14 +819,17 @@ async fn head(
     let total = timeouts.total.map(|total| trip.began + total);
     let deadline = earlier(trip.head_deadline(call, timeouts), total);
     let mut beat = trip.heartbeat(call).map(|every| (every, trip.sent_at + every));
+    let mut interim = 0;
     loop {
         if !wires.conn.socket.is_armed() {
             let conn = &mut *wires.conn;
             match h1::parse_response(&conn.buf, &limits, wires.client.head.method, &mut conn.head) {
-                Ok(Parse::Complete) if conn.head.is_interim() => {
+                Ok(Parse::Complete) if conn.head.is_interim() && interim < INTERIM_MAX => {
+                    interim += 1;
                     conn.buf.drain(..conn.head.head_len);
                     continue;
                 }
+                Ok(Parse::Complete) if conn.head.is_interim() => return Err(NoHead::Rubbish),
                 Ok(Parse::Complete) => return Ok(()),
                 Ok(Parse::Partial) => conn.arm(),
                 Err(_) => return Err(NoHead::Rubbish),
@@ -774,6 +857,9 @@ async fn head(
         }
     }
 }
+
+/// No backend has more to say before its answer.
+const INTERIM_MAX: usize = 16;
 
 /// Passes the answer on, piece by piece, until it or one of the two sides ends.
 ///
@@ -922,7 +1008,12 @@ async fn relay(
                 _ => {}
             }
             trip.done.how = if flushed { Ending::Whole } else { Ending::ClientGone };
-            Ok(if flushed && trip.keep_alive && client.stays() { Then::Next } else { Then::Close })
+            Ok(match flushed && trip.keep_alive && client.stays() {
+                true => Then::Next,
+                // It answered before it had read everything.
+                false if flushed && !trip.body_read => Then::Linger,
+                false => Then::Close,
+            })
         }
         Err(ruin) => {
             // Whoever left or broke, the GPU must not work for nobody.
@@ -937,7 +1028,7 @@ async fn relay(
                 wires.flushed(LAST_WORDS).await;
                 if matches!(relay.framing(), Framing::UntilClose) {
                     // An orderly close would look like the end of the answer.
-                    wires.client.socket.reset_on_close();
+                    wires.client.socket.reset();
                 }
             }
             drop(place);

@@ -46,7 +46,7 @@ pub async fn serve(socket: Socket, floor: Rc<Floor>, number: u64) {
             Then::Reset => {
                 // Dissolving the association sends the reset now. A lingering close would not:
                 // the runtime's write half says FIN when it is dropped.
-                let _ = rustix::net::connect_unspec(&conn.socket);
+                conn.socket.reset();
                 return;
             }
         }

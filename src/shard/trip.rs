@@ -185,7 +185,7 @@ impl Trip {
         if status == 503 {
             refusal.retry_after = Some(Duration::from_secs(1));
         }
-        Err(Failed::Fault(Fault { refusal, retry: true }))
+        Err(Failed::Fault(Fault { refusal, paid: false }))
     }
 
     /// Sends head and body; false if part of it is still queued.
@@ -214,9 +214,11 @@ impl Trip {
         }
         let length = call.splices.new_len(body.len()) as u64;
         let framing = match head.framing {
+            framing if call.upload => framing,
             Framing::None => Framing::None,
             _ => Framing::Length(length),
         };
+        let body = if call.upload { &[] } else { body };
         let outgoing = h1::Outgoing {
             method: head.method.name(bytes),
             target: &target,
@@ -263,7 +265,8 @@ impl Trip {
 
     /// Whether another attempt could still follow this one.
     pub fn may_try_again(&self, call: &Call) -> bool {
-        u32::from(self.done.attempts) <= self.plan.routes[call.route.index()].retry.attempts
+        !call.upload
+            && u32::from(self.done.attempts) <= self.plan.routes[call.route.index()].retry.attempts
     }
 
     /// Counts a failure that is the backend's.
@@ -274,7 +277,7 @@ impl Trip {
     }
 
     /// What it means that no head came.
-    pub fn no_head(&self, no_head: NoHead, backend: BackendId) -> Failed {
+    pub fn no_head(&self, no_head: NoHead, call: &Call, backend: BackendId) -> Failed {
         let (failure, refusal) = match no_head {
             NoHead::Gone => return Stop::Gone.into(),
             NoHead::Stopped => return Stop::Refused(stopping()).into(),
@@ -283,10 +286,11 @@ impl Trip {
                 Refusal::upstream(502, "backend_closed", "The backend closed the connection."),
             ),
             NoHead::Rubbish => (Failure::Protocol, rubbish()),
-            NoHead::Late => (Failure::FirstToken, late()),
+            NoHead::Late if call.stream => (Failure::FirstToken, late()),
+            NoHead::Late => (Failure::Answer, late()),
         };
         self.failed(backend, failure);
-        Failed::Fault(Fault { refusal, retry: true })
+        Failed::Fault(Fault { refusal, paid: false })
     }
 
     // ---- towards the client
@@ -309,13 +313,16 @@ impl Trip {
             self.failed(backend, Failure::Credential);
             let text = "The backend refused the gateway's credential.";
             let refusal = Refusal::upstream(502, "backend_credential", text);
-            return Err(Failed::Fault(Fault { refusal, retry: true }));
+            return Err(Failed::Fault(Fault { refusal, paid: false }));
         }
-        if is_retryable(status) && self.may_try_again(call) && !self.head_sent {
-            // If no other attempt is allowed after all, this is what the client is told.
+        if is_retryable(status)
+            && !self.head_sent
+            && self.may_try_again(call)
+            && self.shard.policy.borrow_mut().may_retry(&self.plan, call.route, rt::now())
+        {
             let text = format!("The backend answered with status {status}.");
             let refusal = Refusal::upstream(status, "backend_error", text);
-            return Err(Failed::Fault(Fault { refusal, retry: true }));
+            return Err(Failed::Fault(Fault { refusal, paid: true }));
         }
         let plan = Rc::clone(&self.plan);
         let backend = &plan.backends[backend.index()];
@@ -334,7 +341,7 @@ impl Trip {
             }
             framing = Framing::Chunked;
         } else {
-            self.keep_alive &= keep_alive;
+            self.keep_alive &= keep_alive && self.body_read;
             self.done.status = status;
             let mut attempts = Vec::with_capacity(3);
             answer::push_decimal(&mut attempts, u64::from(self.done.attempts));
@@ -433,7 +440,7 @@ impl Trip {
         }
         if ruin.is_backends() && (held || !self.head_sent) {
             let refusal = ruin.refusal();
-            return Err(Failed::Fault(Fault { refusal, retry: true }));
+            return Err(Failed::Fault(Fault { refusal, paid: false }));
         }
         self.book(relay, call);
         if over {

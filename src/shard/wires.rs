@@ -6,10 +6,10 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use super::Shard;
-use crate::client::Client;
+use crate::client::{Body, Client};
 use crate::pool::Conn;
 use crate::pure::h1;
-use crate::pure::plan::HalfClose;
+use crate::pure::plan::{HalfClose, Server};
 use crate::pure::units::Instant;
 use crate::rt;
 
@@ -127,6 +127,51 @@ impl<'a> Wires<'a> {
                 self.client.timer.poll(cx).map(|()| false)
             })
             .await
+    }
+}
+
+/// What happened while a body passes from the client to the backend.
+pub enum Upload {
+    /// The backend has taken what was queued for it.
+    Went,
+    /// The client has sent more.
+    Came,
+    /// The backend has begun to answer, or has closed.
+    Answered,
+    Gone,
+    /// The client sends too slowly, or the backend takes too slowly.
+    Slow,
+}
+
+impl Wires<'_> {
+    /// Waits for whatever comes first while a body passes.
+    pub async fn wake_uploading(&mut self, body: &Body, server: &Server) -> Upload {
+        self.client.timer.set(match self.sending {
+            true => Some(rt::now() + server.send_timeout),
+            false => body.deadline(server),
+        });
+        std::future::poll_fn(|cx| {
+            if self.sending {
+                if let Poll::Ready((sent, _)) = self.conn.socket.poll_flush(cx) {
+                    self.sending = false;
+                    self.conn.spoiled |= sent.is_err();
+                    return Poll::Ready(Upload::Went);
+                }
+            } else if let Poll::Ready(read) = self.client.poll_body(cx) {
+                return Poll::Ready(match read {
+                    Ok(1..) => Upload::Came,
+                    _ => Upload::Gone,
+                });
+            }
+            if self.conn.poll_ready(cx).is_ready() {
+                return Poll::Ready(Upload::Answered);
+            }
+            if self.shard.stopping.get() {
+                return Poll::Ready(Upload::Gone);
+            }
+            self.client.timer.poll(cx).map(|()| Upload::Slow)
+        })
+        .await
     }
 }
 

@@ -1,0 +1,3 @@
+#![cfg_attr(fuzzing, no_main)]
+
+forebay_fuzz::target!(forebay_fuzz::sse::run);

@@ -1,0 +1,195 @@
+//! Configurations: whatever a text says, the answer is a plan or a list of problems with places, no
+//! value of a variable or a secret is among them, and a refused text leaves the registry as it was.
+
+use std::cell::RefCell;
+
+use crate::pure::board::{Kind, NAMES_MAX, Registry};
+use crate::pure::plan::{Plan, Problem, summary};
+use crate::pure::units::{Series, TenantId};
+use crate::{pick, steer};
+
+/// Mode: 0 an empty registry, 1 one with the names of a plan before, 2 one with little room, 3 the
+/// text without its end (modulo 4; the second only now and then, because it takes long).
+pub fn run(input: &[u8]) {
+    let Some((mode, mut rng, bytes)) = steer(input) else { return };
+    let text = String::from_utf8_lossy(bytes);
+    match mode % 4 {
+        0 => drop(check(&text, &mut Registry::new())),
+        1 => {
+            let mut registry = Registry::new();
+            check(BEFORE, &mut registry).expect("it is sound");
+            drop(check(&text, &mut registry));
+        }
+        2 => nearly_full(|registry| drop(check(&text, registry))),
+        _ => {
+            let mut end = pick(&mut rng, text.len() + 1);
+            while !text.is_char_boundary(end) {
+                end -= 1;
+            }
+            drop(check(&text[..end], &mut Registry::new()));
+        }
+    }
+}
+
+const BEFORE: &str = "server: { listen: '127.0.0.1:1' }
+pools: { main: { backends: [ { name: b1, url: 'http://h' } ] } }
+models: { big: { aliases: [ small ] } }
+routes: [ { name: chat, match: { model: big }, pool: main } ]
+tenants: { acme: {} }
+keys: [ { id: k1, tenant: acme, sha256: '00000000000000000000000000000000000000000000000000000000000000aa' } ]
+";
+
+/// Values that no text says by chance.
+const VARIABLE: &str = "qVariableQ";
+const SECRET: &str = "qSecretQ";
+
+fn env(name: &str) -> Option<String> {
+    match name {
+        "UPSTREAM_KEY" => Some(VARIABLE.to_owned()),
+        "PORT" => Some("9000".to_owned()),
+        "EMPTY" => Some(String::new()),
+        "ODD" => Some(format!("a b\n: {VARIABLE} {{[\"'\u{0}\u{1f600}")),
+        _ => None,
+    }
+}
+
+fn files(path: &str) -> Result<String, String> {
+    match path {
+        "admin.token" | "upstream.key" => Ok(format!("{SECRET}\n")),
+        "two.key" => Ok(format!("{SECRET}\n{SECRET}\n")),
+        _ => Err("no such file".to_owned()),
+    }
+}
+
+const KINDS: [Kind; 6] =
+    [Kind::Backend, Kind::Pool, Kind::Model, Kind::Route, Kind::Tenant, Kind::Key];
+
+/// How many names of each kind there are, and how many rows.
+fn sizes(registry: &Registry) -> ([usize; 6], usize, usize) {
+    let names = KINDS.map(|kind| registry.names(kind).len());
+    (names, registry.backends().len(), registry.tenants().len())
+}
+
+fn check(text: &str, registry: &mut Registry) -> Option<Plan> {
+    let before = sizes(registry);
+    let built = Plan::build(text, &env, &files, registry);
+    match built {
+        Ok(plan) => {
+            check_plan(text, &plan, registry);
+            let after = sizes(registry);
+            let again = Plan::build(text, &env, &files, registry).expect("it was sound before");
+            assert_eq!(sizes(registry), after, "known names get no new numbers");
+            assert_eq!(again.digest, plan.digest);
+            let series = |plan: &Plan| -> Vec<_> { plan.routes.iter().map(|r| r.series).collect() };
+            assert_eq!(series(&again), series(&plan));
+            Some(plan)
+        }
+        Err(problems) => {
+            assert_eq!(sizes(registry), before, "a refused text leaves the registry as it was");
+            check_problems(text, &problems);
+            let again = Plan::build(text, &env, &files, registry).expect_err("it was refused before");
+            assert_eq!(again, problems);
+            None
+        }
+    }
+}
+
+fn check_problems(text: &str, problems: &[Problem]) {
+    assert!(!problems.is_empty());
+    assert!(problems.is_sorted_by_key(|problem| (problem.line, problem.column)));
+    let rows = text.split(['\n', '\r']).count();
+    let mut said = summary(problems);
+    assert!(!said.contains('\n'));
+    for problem in problems {
+        assert!((1..=rows + 1).contains(&(problem.line as usize)), "{problem} of {rows} rows");
+        assert!((1..=text.len() + 2).contains(&(problem.column as usize)), "{problem}");
+        assert!(!problem.message.is_empty() && !problem.to_string().contains('\n'), "{problem:?}");
+        said.push_str(&problem.in_file("forebay.yaml"));
+    }
+    for value in [VARIABLE, SECRET] {
+        assert!(!said.contains(value) || text.contains(value), "a secret is said: {said}");
+    }
+}
+
+/// A plan answers any question, and its ids lead somewhere.
+fn check_plan(text: &str, plan: &Plan, registry: &Registry) {
+    let debug = format!("{plan:?}");
+    assert!(!debug.contains(SECRET) || text.contains(SECRET), "a secret is said");
+    assert!(!plan.pools.is_empty() && !plan.routes.is_empty() && !plan.server.listen.is_empty());
+    let named = |kind, series: Series| &*registry.names(kind)[series.index()];
+    for pool in &plan.pools {
+        assert_eq!(named(Kind::Pool, pool.series), &*pool.name);
+        assert!(!pool.backends.is_empty());
+        for id in &pool.backends {
+            assert!(plan.pools[plan.backends[id.index()].pool.index()].name == pool.name);
+        }
+    }
+    for backend in &plan.backends {
+        assert_eq!(named(Kind::Backend, backend.series), &*backend.name);
+        assert_eq!(backend.row.name, backend.name);
+    }
+    for model in &plan.models {
+        assert_eq!(named(Kind::Model, model.series), &*model.name);
+        let names = [&*model.name].into_iter().chain(model.aliases.iter().map(AsRef::as_ref));
+        for name in names {
+            let id = plan.model(name).expect("a model is found by each of its names");
+            assert_eq!(plan.models[id.index()].name, model.name);
+        }
+        assert!(model.fallback.iter().all(|next| next.model.index() < plan.models.len()));
+    }
+    for tenant in &plan.tenants {
+        assert_eq!(named(Kind::Tenant, tenant.series), &*tenant.name);
+        assert!(tenant.tier.is_none_or(|tier| (tier as usize) < plan.tiers.len()));
+    }
+    assert_eq!(plan.open(), plan.keys.is_empty());
+    for key in &plan.keys {
+        let id = plan.key(&key.sha256).expect("a key is found by its digest");
+        assert_eq!(plan.keys[id.index()].sha256, key.sha256);
+        assert!(key.tenant.index() < plan.tenants.len());
+    }
+    assert!(plan.keys.iter().any(|key| key.sha256 == [0x5A; 32]) || plan.key(&[0x5A; 32]).is_none());
+
+    let header = |_: &str| -> Option<&[u8]> { Some(b"free") };
+    for (name, id) in plan.visible_models(None) {
+        assert_eq!(plan.model(name), Some(id));
+    }
+    for tenant in 0..plan.tenants.len() {
+        let tenant = TenantId(u32::try_from(tenant).expect("few tenants"));
+        for (name, _) in plan.visible_models(Some(tenant)) {
+            assert!(plan.may_use(tenant, name));
+        }
+    }
+    for asked in [None, Some("big"), Some("small"), Some("llama-3-8b"), Some("\u{0}"), Some("")] {
+        let id = asked.and_then(|name| plan.model(name));
+        let canonical = id.map(|id| &*plan.models[id.index()].name);
+        for path in ["/v1/chat/completions", "/", ""] {
+            let route = plan.route(canonical, asked, path, &header);
+            assert!(route.is_none_or(|route| route.index() < plan.routes.len()));
+        }
+    }
+}
+
+/// Runs with a registry that has room for two more names of each kind. It is made once, and again
+/// when that room was used.
+fn nearly_full(with: impl FnOnce(&mut Registry)) {
+    thread_local! {
+        static FULL: RefCell<Option<Registry>> = const { RefCell::new(None) };
+    }
+    FULL.with_borrow_mut(|full| {
+        let registry = full.get_or_insert_with(|| {
+            let mut registry = Registry::new();
+            check(BEFORE, &mut registry).expect("it is sound");
+            for kind in KINDS {
+                for n in registry.names(kind).len()..NAMES_MAX - 2 {
+                    registry.series(kind, &format!("n{n}")).expect("there is room");
+                }
+            }
+            registry
+        });
+        let before = sizes(registry);
+        with(registry);
+        if sizes(registry) != before {
+            *full = None;
+        }
+    });
+}
