@@ -101,8 +101,12 @@ pub struct Results {
     failures: Vec<String>,
     /// By scenario, target and number.
     summary: ByName<ByName<ByName<Range>>>,
-    /// CPU per unit by scenario, target and peer, taken within rounds: below 1 the target is cheaper.
+    /// CPU (or memory) per unit by scenario, target and peer, taken within rounds: below 1 the
+    /// target is cheaper.
     ratios: ByName<ByName<ByName<Range>>>,
+    /// The same between the smallest values of all rounds. Disturbances only ever add, so this is
+    /// the steadier number on a machine that others use too.
+    best_ratios: ByName<ByName<ByName<f64>>>,
     rows: Vec<Row>,
     #[serde(skip)]
     units: Vec<Unit>,
@@ -118,10 +122,12 @@ impl Results {
         length: Length,
         cut_short: bool,
     ) -> Results {
-        let (mut summary, mut ratios) = (BTreeMap::new(), BTreeMap::new());
+        let mut summary = BTreeMap::new();
+        let (mut ratios, mut best_ratios) = (BTreeMap::new(), BTreeMap::new());
         for scenario in scenarios {
             let rows: Vec<&Row> = rows.iter().filter(|row| row.scenario == scenario.name).collect();
-            let (mut ranges, mut against) = (BTreeMap::new(), BTreeMap::new());
+            let mut ranges: ByName<ByName<Range>> = BTreeMap::new();
+            let (mut against, mut best_against) = (BTreeMap::new(), BTreeMap::new());
             for target in targets {
                 ranges.insert(target.name.clone(), ranges_of(&rows, &target.name));
                 if target.kind != Kind::Direct {
@@ -129,7 +135,14 @@ impl Results {
                         .insert(target.name.clone(), ratios_of(&rows, &target.name, scenario.unit));
                 }
             }
+            for target in ranges.keys() {
+                let best = |name: &str| Some(ranges.get(name)?.get(cost(scenario.unit))?.min);
+                let others = PEERS.into_iter().filter(|peer| peer != target);
+                let ratio = |peer: &str| Some((peer.to_owned(), best(target)? / best(peer)?));
+                best_against.insert(target.clone(), others.filter_map(ratio).collect());
+            }
             summary.insert(scenario.name.to_owned(), ranges);
+            best_ratios.insert(scenario.name.to_owned(), best_against);
             ratios.insert(scenario.name.to_owned(), against);
         }
         let named =
@@ -156,6 +169,7 @@ impl Results {
             failures,
             summary,
             ratios,
+            best_ratios,
             rows,
             units: scenarios.iter().map(|scenario| scenario.unit).collect(),
         }
@@ -190,11 +204,45 @@ impl Results {
         for failure in &self.failures {
             let _ = writeln!(text, "- **failed**: {}", failure.replace('\n', " "));
         }
+        self.put_summary(&mut text);
         for (scenario, unit) in self.scenarios.iter().zip(&self.units) {
             let _ = writeln!(text, "\n## {}\n\n{}\n", scenario.name, scenario.what);
             self.table(&mut text, &scenario.name, *unit);
         }
         text
+    }
+
+    /// What each Forebay costs as a share of what each peer costs.
+    fn put_summary(&self, text: &mut String) {
+        let is_peer = |name: &str| name == DIRECT || PEERS.contains(&name);
+        let ours: Vec<&str> =
+            self.targets.iter().map(|target| &*target.name).filter(|name| !is_peer(name)).collect();
+        let peers: Vec<&str> = PEERS
+            .into_iter()
+            .filter(|peer| self.targets.iter().any(|target| target.name == *peer))
+            .collect();
+        if ours.is_empty() || peers.is_empty() {
+            return;
+        }
+        *text += "\n## Costs as a share of each peer's\n\nCPU per chunk or request, memory per stream. First the median of the ratios within rounds, then, behind the slash, the ratio of the smallest values: disturbances only ever add.\n\n";
+        let titles: Vec<String> = ours
+            .iter()
+            .flat_map(|name| peers.iter().map(move |peer| format!("{name} × {peer}")))
+            .collect();
+        let _ =
+            writeln!(text, "| | {} |\n|---|{}", titles.join(" | "), "---|".repeat(titles.len()));
+        for scenario in &self.scenarios {
+            let cell = |name: &str, peer: &str| {
+                let median = self.ratios.get(&scenario.name)?.get(name)?.get(peer)?.median;
+                let best = self.best_ratios.get(&scenario.name)?.get(name)?.get(peer)?;
+                Some(format!("{median:.2} / {best:.2}"))
+            };
+            let cells: Vec<String> = ours
+                .iter()
+                .flat_map(|name| peers.iter().map(move |peer| cell(name, peer).unwrap_or_default()))
+                .collect();
+            let _ = writeln!(text, "| {} | {} |", scenario.name, cells.join(" | "));
+        }
     }
 
     fn table(&self, text: &mut String, scenario: &str, unit: Unit) {
@@ -299,12 +347,17 @@ fn ranges_of(rows: &[&Row], target: &str) -> ByName<Range> {
     values.into_iter().filter_map(|(name, values)| Some((name, Range::of(values)?))).collect()
 }
 
-fn ratios_of(rows: &[&Row], target: &str, unit: Unit) -> ByName<Range> {
-    let key = match unit {
+/// The number that ratios are of.
+fn cost(unit: Unit) -> &'static str {
+    match unit {
         Unit::Chunk => "cpu_us_per_chunk",
         Unit::Request => "cpu_us_per_request",
         Unit::Stream => "pss_kib_per_stream",
-    };
+    }
+}
+
+fn ratios_of(rows: &[&Row], target: &str, unit: Unit) -> ByName<Range> {
+    let key = cost(unit);
     let ratio = |peer: &str| {
         let mine = rows.iter().filter(|row| row.target == target);
         let ratios = mine.filter_map(|row| {

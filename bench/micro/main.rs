@@ -1,0 +1,253 @@
+//! What the pure modules cost, in instructions and in nanoseconds.
+//!
+//! Instructions are the gate: they do not depend on who else uses the machine. Each case runs under
+//! `valgrind --tool=cachegrind` with a short and a long repetition; the difference divided by the
+//! extra repetitions is the cost of one, free of start-up. Nanoseconds are the fastest of many
+//! short native batches, for the story.
+//!
+//! `forebay-micro` runs all cases, `forebay-micro NAME…` some, `--json` prints them for programs.
+
+use std::hint::black_box;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use forebay::pure::board::Registry;
+use forebay::pure::body::{BodyKind, Edit, Inspector, splices};
+use forebay::pure::h1::{Limits, Method, Parse, Request, Response, parse_request, parse_response};
+use forebay::pure::plan::Plan;
+use forebay::pure::policy::{Policy, Verdict};
+use forebay::pure::sse::Scanner;
+use forebay::pure::units::Rng;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// One thing that is measured: made once, then repeated.
+struct Case {
+    name: &'static str,
+    what: &'static str,
+    /// Repetitions under valgrind beyond the short run; big bodies need few.
+    extra: u64,
+    make: fn() -> Box<dyn FnMut()>,
+}
+
+const CASES: [Case; 9] = [
+    Case {
+        name: "request-head",
+        what: "head of openai-python's chat request",
+        extra: 2000,
+        make: request_head,
+    },
+    Case { name: "response-head", what: "head of a vLLM stream", extra: 2000, make: response_head },
+    Case {
+        name: "body-1k",
+        what: "inspect a 1 KiB chat body and splice include_usage",
+        extra: 1000,
+        make: || body(1 << 10),
+    },
+    Case { name: "body-32k", what: "the same, 32 KiB", extra: 100, make: || body(32 << 10) },
+    Case { name: "body-1m", what: "the same, 1 MiB", extra: 4, make: || body(1 << 20) },
+    Case {
+        name: "sse-chunk",
+        what: "scan one 200-byte chunk that came whole",
+        extra: 5000,
+        make: sse_chunk,
+    },
+    Case { name: "sse-cut", what: "the same chunk in two pieces", extra: 5000, make: sse_cut },
+    Case { name: "sse-usage", what: "scan a usage event", extra: 2000, make: sse_usage },
+    Case {
+        name: "decision",
+        what: "model, tenant, route and backend among 8, slot taken and given back",
+        extra: 2000,
+        make: decision,
+    },
+];
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [flag, name, times] = &arguments[..]
+        && flag == "--repeat"
+    {
+        return repeat(name, times);
+    }
+    let json =
+        arguments.iter().position(|argument| argument == "--json").map(|at| arguments.remove(at));
+    let mut results = Vec::new();
+    for case in CASES
+        .iter()
+        .filter(|case| arguments.is_empty() || arguments.iter().any(|name| name == case.name))
+    {
+        let instructions = instructions(case);
+        let ns = nanoseconds(case);
+        match &instructions {
+            Ok(count) => results
+                .push(serde_json::json!({"name": case.name, "instructions": count, "ns": ns})),
+            Err(why) => eprintln!("{}: {why}", case.name),
+        }
+        if json.is_none() {
+            let count = instructions.map_or_else(|_| "-".to_owned(), |count| count.to_string());
+            println!("{:<14}{count:>12} instructions{ns:>14.1} ns   {}", case.name, case.what);
+        }
+    }
+    if json.is_some() {
+        println!("{}", serde_json::json!({"schema": "forebay-micro-1", "cases": results}));
+    }
+    ExitCode::SUCCESS
+}
+
+/// The part that valgrind watches.
+fn repeat(name: &str, times: &str) -> ExitCode {
+    let case = CASES.iter().find(|case| case.name == name);
+    let (Some(case), Ok(times)) = (case, times.parse::<u64>()) else { return ExitCode::FAILURE };
+    let mut run = (case.make)();
+    for _ in 0..times {
+        run();
+    }
+    ExitCode::SUCCESS
+}
+
+fn instructions(case: &Case) -> Result<u64, String> {
+    // What the first calls do once (grow a buffer, detect the CPU) is in both runs.
+    const SHORT: u64 = 4;
+    let count = |times: u64| -> Result<u64, String> {
+        let this = std::env::current_exe().map_err(|error| error.to_string())?;
+        let output = Command::new("valgrind")
+            .args(["--tool=cachegrind", "--cache-sim=no", "--cachegrind-out-file=/dev/null"])
+            .arg(this)
+            .args(["--repeat", case.name, &times.to_string()])
+            .output()
+            .map_err(|error| format!("valgrind: {error}"))?;
+        let text = String::from_utf8_lossy(&output.stderr);
+        // ==123== I   refs:      1,234,567
+        let line = text.lines().find(|line| line.contains("refs:"));
+        let digits: String = line
+            .and_then(|line| line.rsplit("refs:").next())
+            .unwrap_or("")
+            .chars()
+            .filter(char::is_ascii_digit)
+            .collect();
+        digits
+            .parse()
+            .map_err(|_| format!("valgrind counted nothing: {}", text.lines().last().unwrap_or("")))
+    };
+    Ok((count(SHORT + case.extra)?.saturating_sub(count(SHORT)?)) / case.extra)
+}
+
+fn nanoseconds(case: &Case) -> f64 {
+    let mut run = (case.make)();
+    let batch = case.extra.max(4);
+    let mut best = f64::INFINITY;
+    let begun = Instant::now();
+    while begun.elapsed().as_millis() < 150 {
+        let start = Instant::now();
+        for _ in 0..batch {
+            run();
+        }
+        best = best.min(start.elapsed().as_nanos() as f64 / batch as f64);
+    }
+    best
+}
+
+fn request_head() -> Box<dyn FnMut()> {
+    const HEAD: &[u8] = b"POST /v1/chat/completions HTTP/1.1\r\nHost: gateway.example:8080\r\nAccept-Encoding: gzip, deflate\r\nConnection: keep-alive\r\nAccept: application/json\r\nContent-Type: application/json\r\nUser-Agent: OpenAI/Python 1.99.0\r\nX-Stainless-Lang: python\r\nX-Stainless-Package-Version: 1.99.0\r\nX-Stainless-OS: Linux\r\nX-Stainless-Arch: x64\r\nX-Stainless-Runtime: CPython\r\nX-Stainless-Runtime-Version: 3.12.3\r\nAuthorization: Bearer sk-0123456789abcdef0123456789abcdef\r\nX-Stainless-Async: false\r\nx-stainless-retry-count: 0\r\nx-stainless-read-timeout: 600\r\nContent-Length: 1024\r\n\r\n";
+    let (limits, mut request) = (Limits::default(), Request::default());
+    Box::new(move || {
+        request.clear();
+        let parsed = parse_request(black_box(HEAD), &limits, &mut request);
+        assert_eq!(black_box(parsed), Ok(Parse::Complete));
+    })
+}
+
+fn response_head() -> Box<dyn FnMut()> {
+    const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ndate: Mon, 02 Mar 2026 10:00:00 GMT\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n";
+    let (limits, mut response) = (Limits::default(), Response::default());
+    Box::new(move || {
+        response.clear();
+        let parsed = parse_response(black_box(HEAD), &limits, Method::Post, &mut response);
+        assert_eq!(black_box(parsed), Ok(Parse::Complete));
+    })
+}
+
+/// A chat body of about this many bytes: turns of 600 characters with escapes and some UTF-8.
+fn body(size: usize) -> Box<dyn FnMut()> {
+    const TURN: &str = "The forebay is the still water before the turbines.\\n\\nIt says \\\"slow down\\\" to the river: Stauraum, 前池, аванкамера. ";
+    let mut text = String::from(
+        "{\"model\":\"llama-3-70b\",\"messages\":[{\"role\":\"system\",\"content\":\"You are a helpful assistant.\"}",
+    );
+    let mut turns = ["user", "assistant"].iter().cycle();
+    while text.len() + 200 < size {
+        let length = (size - text.len() - 150).min(600);
+        let mut content: String = TURN.chars().cycle().take(length).collect();
+        while content.ends_with('\\') {
+            content.pop();
+        }
+        text += &format!(
+            ",{{\"role\":\"{}\",\"content\":\"{content}\"}}",
+            turns.next().unwrap_or(&"user")
+        );
+    }
+    text += "],\"temperature\":0.7,\"max_tokens\":512,\"stream\":true}";
+    let body = text.into_bytes();
+    Box::new(move || {
+        let mut inspector = Inspector::new(BodyKind::Chat);
+        let fed = inspector.feed(black_box(&body));
+        assert!(fed.is_ok());
+        let Ok(inspected) = inspector.finish(&body) else { panic!("the body is right") };
+        let edit = Edit { model: None, ask_usage: true };
+        assert!(!black_box(splices(&inspected, &body, &edit)).is_empty());
+    })
+}
+
+const CHUNK: &[u8] = b"data: {\"id\":\"chatcmpl-00000000\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"bench\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" a word or two, padded\"},\"finish_reason\":null}]}\n\n";
+const USAGE: &[u8] = b"data: {\"id\":\"chatcmpl-00000000\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"bench\",\"choices\":[],\"usage\":{\"prompt_tokens\":16,\"completion_tokens\":100,\"total_tokens\":116}}\n\n";
+
+fn scan(pieces: [&'static [u8]; 2]) -> Box<dyn FnMut()> {
+    let mut scanner = Scanner::new();
+    Box::new(move || {
+        let mut events = 0;
+        for piece in pieces.into_iter().filter(|piece| !piece.is_empty()) {
+            scanner.push(black_box(piece), |event| {
+                black_box(&event);
+                events += 1;
+            });
+        }
+        assert_eq!(events, 1);
+    })
+}
+
+fn sse_chunk() -> Box<dyn FnMut()> {
+    scan([CHUNK, b""])
+}
+
+fn sse_cut() -> Box<dyn FnMut()> {
+    scan([&CHUNK[..120], &CHUNK[120..]])
+}
+
+fn sse_usage() -> Box<dyn FnMut()> {
+    scan([USAGE, b""])
+}
+
+fn decision() -> Box<dyn FnMut()> {
+    let backends: String = (0..8)
+        .map(|at| format!("      - {{ name: b{at}, url: \"http://10.0.0.{at}:8000\" }}\n"))
+        .collect();
+    let text = format!(
+        "server: {{ listen: \"127.0.0.1:8080\" }}\npools:\n  p:\n    backends:\n{backends}models:\n  llama-3-70b: {{ aliases: [llama-70b] }}\nroutes:\n  - {{ name: main, match: {{ model: [\"llama-3-70b\"] }}, pool: p, strategy: least-requests }}\ntenants:\n  acme: {{ models: [\"llama-*\"] }}\nkeys:\n  - {{ id: k, tenant: acme, sha256: \"{}\" }}\n",
+        "ab".repeat(32)
+    );
+    let plan = Plan::build(&text, &|_| None, &|path| Err(path.to_owned()), &mut Registry::new());
+    let plan = plan.unwrap_or_else(|problems| panic!("{problems:?}"));
+    let mut policy = Policy::new(Rng::seeded(7));
+    let digest = [0xab; 32];
+    Box::new(move || {
+        let Some(key) = plan.key(black_box(&digest)) else { panic!("the key is there") };
+        let tenant = plan.keys[key.index()].tenant;
+        let asked = black_box("llama-70b");
+        assert!(plan.may_use(tenant, asked));
+        let model = plan.model(asked).map(|model| &*plan.models[model.index()].name);
+        let route = plan.route(model, Some(asked), "/v1/chat/completions", &|_| None);
+        let Some(route) = route else { panic!("the route is there") };
+        let verdict = policy.decide(&plan, route, None, &[]);
+        assert!(matches!(black_box(verdict), Verdict::Send(_)));
+    })
+}
