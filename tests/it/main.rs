@@ -17,3 +17,4 @@ mod sdk;
 mod smuggling;
 mod streams;
 mod tidy;
+mod uploads;

@@ -147,6 +147,7 @@ impl Peer {
     #[track_caller]
     pub fn next_request(&mut self) -> Option<Request> {
         let mut request = self.next_head()?;
+        assert_eq!(request.field("transfer-encoding"), None, "its length is known by then");
         let length = request.field("content-length").map_or(0, |n| n.parse().expect("a length"));
         while self.buf.len() < length {
             assert!(self.read(), "a body broke off at {} of {length}", self.buf.len());
@@ -174,9 +175,39 @@ impl Peer {
             .filter_map(|line| line.split_once(':'))
             .map(|(name, value)| (name.to_ascii_lowercase(), value.trim().to_owned()))
             .collect();
-        let request = Request { line, fields, body: Vec::new() };
-        assert_eq!(request.field("transfer-encoding"), None, "lengths are known by then");
-        Some(request)
+        Some(Request { line, fields, body: Vec::new() })
+    }
+
+    /// The next bytes of a body that is still coming.
+    #[track_caller]
+    pub fn take(&mut self, count: usize) -> Vec<u8> {
+        while self.buf.len() < count {
+            assert!(self.read(), "it ended at {} of {count}", self.buf.len());
+        }
+        self.buf.drain(..count).collect()
+    }
+
+    /// The next chunk of a body in chunks; empty for the last one.
+    #[track_caller]
+    pub fn take_chunk(&mut self) -> Vec<u8> {
+        let end = loop {
+            match self.buf.windows(2).position(|two| two == b"\r\n") {
+                Some(end) => break end,
+                None => assert!(self.read(), "it ended in a chunk's size"),
+            }
+        };
+        let line = String::from_utf8(self.take(end + 2)).expect("ASCII");
+        let size = usize::from_str_radix(line.trim_end(), 16).expect("a chunk size");
+        let data = self.take(size);
+        assert_eq!(self.take(2), b"\r\n");
+        data
+    }
+
+    /// Waits until the gateway closes this connection, and gives what still came before.
+    #[track_caller]
+    pub fn rest(&mut self) -> Vec<u8> {
+        while self.read() {}
+        std::mem::take(&mut self.buf)
     }
 
     /// False at the end.

@@ -2,6 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
 
 use super::{PATIENCE, is_gone, reset_on_close};
 
@@ -91,6 +92,20 @@ impl Client {
     /// False if the gateway does not take it any more.
     pub fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).is_ok()
+    }
+
+    /// Sends as much of `bytes` as the gateway takes without `pause` between two pieces.
+    pub fn send_until_stalled(&mut self, bytes: &[u8], pause: Duration) -> usize {
+        self.stream.set_write_timeout(Some(pause)).expect("set");
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match self.stream.write(&bytes[sent..]) {
+                Ok(count) => sent += count,
+                Err(_) => break,
+            }
+        }
+        self.stream.set_write_timeout(Some(PATIENCE)).expect("set");
+        sent
     }
 
     /// Reads more; false at the end, orderly or not.
