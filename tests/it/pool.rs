@@ -224,13 +224,14 @@ fn a_full_backend_is_waited_for_and_then_said_to_be_full() {
         client.send(chat());
     }
     gateway.reaches("forebay_requests_in_flight", &[], 7.0);
-    peer.send(json(200, REPLY));
-    assert_eq!(first.answer().text(), REPLY);
-    drop(peer);
+    // Closing, so that each comes on a connection of its own.
+    const CLOSING: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}";
+    peer.send(CLOSING);
+    assert_eq!(first.answer().text(), "{}");
     for _ in 0..6 {
         let (mut peer, _) = backend.request();
         assert_eq!(gateway.metric("forebay_backend_in_flight", &[]) as u64, 1);
-        peer.send("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}");
+        peer.send(CLOSING);
     }
     for client in &mut waiting {
         assert_eq!(client.answer().text(), "{}");
