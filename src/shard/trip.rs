@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{Call, Failed, Fault, NoHead, PlanRef, Shard, Stop, Then};
+use super::{Call, Failed, Fault, NoHead, Phase, PlanRef, Shard, Stop, Then};
 use crate::client::Client;
 use crate::meter::{Booked, Done, Ending, Failure, RequestId};
 use crate::pool::Conn;
@@ -341,7 +341,9 @@ impl Trip {
             }
             framing = Framing::Chunked;
         } else {
-            self.keep_alive &= keep_alive && self.body_read;
+            // Whoever drains says so, also to what began before.
+            let running = self.shard.shared.phase() == Phase::Running;
+            self.keep_alive &= keep_alive && self.body_read && running;
             self.done.status = status;
             let mut attempts = Vec::with_capacity(3);
             answer::push_decimal(&mut attempts, u64::from(self.done.attempts));

@@ -238,11 +238,11 @@ fn what_is_not_acted_on_is_said() {
     assert!(good(SMALL).notices.is_empty(), "{:?}", good(SMALL).notices);
     let text = FULL.replace(
         "    pool: llama-cluster\n",
-        "    pool: llama-cluster\n    heartbeat: 1s\n    strategy: cost\n",
+        "    pool: llama-cluster\n    heartbeat: 1s\n    strategy: adaptive\n",
     );
     let text = text.replacen(
-        "    heartbeat: 1s\n    strategy: cost\n    strategy: weighted-split",
-        "    strategy: cost",
+        "    heartbeat: 1s\n    strategy: adaptive\n    strategy: weighted-split",
+        "    strategy: adaptive",
         1,
     );
     let text = text.replace("    weights: { v1: 90, v2: 10 }\n", "");
