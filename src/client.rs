@@ -260,9 +260,10 @@ impl Client {
 
     /// Begins to pass the body on instead of receiving it whole.
     pub fn upload(&mut self, server: &Server) -> Body {
-        let start = self.head.head_len;
-        self.inbox.extend_from_slice(&self.request[start..]);
-        self.request.truncate(start);
+        // The watch may have brought more since: it stands behind what came along with the head.
+        let mut come = self.request.split_off(self.head.head_len);
+        come.append(&mut self.inbox);
+        self.inbox = come;
         Body::new(self.head.framing, server.bounds.body)
     }
 

@@ -178,12 +178,15 @@ impl Run<'_> {
     ) -> io::Result<Numbers> {
         let foreign = |numbers: &Numbers| numbers.get("foreign_cores").copied().unwrap_or(0.0);
         let mut best = scenario.measure(running, &self.mock, length)?;
-        let retries = if self.args.noisy || self.vain >= VAIN_MAX { 0 } else { RETRIES_MAX };
-        for _ in 0..retries {
-            if foreign(&best) <= FOREIGN_MAX || Instant::now() > deadline {
-                break;
+        let mut retries = if self.args.noisy || self.vain >= VAIN_MAX { 0 } else { RETRIES_MAX };
+        while foreign(&best) > FOREIGN_MAX && Instant::now() < deadline {
+            // As long as patience lasts a quiet moment is worth another try.
+            if !self.wait_for_quiet() {
+                if retries == 0 {
+                    break;
+                }
+                retries -= 1;
             }
-            self.wait_for_quiet();
             let again = scenario.measure(running, &self.mock, length)?;
             if foreign(&again) < foreign(&best) {
                 best = again;
@@ -193,17 +196,18 @@ impl Run<'_> {
         Ok(best)
     }
 
-    /// Until others leave the machine alone for a moment, or patience has run out.
-    fn wait_for_quiet(&mut self) {
+    /// Waits until others leave the machine alone for a moment; `false` when patience has run out.
+    fn wait_for_quiet(&mut self) -> bool {
         let look = Duration::from_millis(300);
         while self.patience >= look {
             let before = process::machine_busy();
             std::thread::sleep(look);
             self.patience -= look;
             if (process::machine_busy() - before) / look.as_secs_f64() <= FOREIGN_MAX {
-                return;
+                return true;
             }
         }
+        false
     }
 
     fn keep(

@@ -41,11 +41,16 @@ pub fn run(input: &[u8]) {
 }
 
 /// Inspects a body that comes whole, and cut.
-fn inspect(rng: &mut Rng, new: &dyn Fn() -> Inspector, body: &[u8]) -> Result<Inspected, BodyFault> {
+fn inspect(
+    rng: &mut Rng,
+    new: &dyn Fn() -> Inspector,
+    body: &[u8],
+) -> Result<Inspected, BodyFault> {
     let whole = new().finish(body);
     for _ in 0..2 {
         let mut inspector = new();
-        let fed = cuts(rng, body.len()).into_iter().try_for_each(|end| inspector.feed(&body[..end]));
+        let fed =
+            cuts(rng, body.len()).into_iter().try_for_each(|end| inspector.feed(&body[..end]));
         match (&whole, fed.and_then(|()| inspector.finish(body))) {
             // Of two faults the cuts decide which is met first.
             (Err(_), Err(_)) => {}
@@ -63,7 +68,9 @@ fn edit(inspected: &Inspected, body: &[u8], edit: &Edit) -> (Vec<u8>, bool) {
     let splices = splices(inspected, body, edit);
     let edited = apply(body, &splices);
     assert_eq!(edited.len(), splices.new_len(body.len()));
-    assert!(splices.pieces(body).count() <= 5 && splices.pieces(body).all(|piece| !piece.is_empty()));
+    assert!(
+        splices.pieces(body).count() <= 5 && splices.pieces(body).all(|piece| !piece.is_empty())
+    );
     assert_eq!(splices.pieces(body).collect::<Vec<_>>().concat(), edited);
     let (mut at, mut expected) = (0, Vec::new());
     for splice in splices.iter() {
@@ -86,7 +93,8 @@ fn json(rng: &mut Rng, kind: BodyKind, body: &[u8]) {
     let serde = utf8 && serde_json::from_slice::<IgnoredAny>(body).is_ok();
     let depth = if serde { depth(body) } else { 0 };
     let sound = serde && depth <= DEPTH_MAX;
-    let says_json = |fault: &BodyFault| fault.message.starts_with("The request body is not valid JSON");
+    let says_json =
+        |fault: &BodyFault| fault.message.starts_with("The request body is not valid JSON");
     if let Err(fault) = &found {
         // Of a fault of each sort either may be met first.
         assert!(!sound || !says_json(fault), "sound JSON is refused: {fault:?}");
@@ -154,9 +162,9 @@ fn depth(body: &[u8]) -> usize {
 
 /// Whether some escape may be a surrogate.
 fn lone_surrogate(body: &[u8]) -> bool {
-    body.windows(4).any(|four| {
-        matches!(four, [b'\\', b'u', b'd' | b'D', third] if !matches!(third, b'0'..=b'7'))
-    })
+    body.windows(4).any(
+        |four| matches!(four, [b'\\', b'u', b'd' | b'D', third] if !matches!(third, b'0'..=b'7')),
+    )
 }
 
 /// The members of an object in order, with those that come twice, their values as written.
@@ -227,7 +235,10 @@ const PROMPT: [&str; 15] = [
 
 /// What is in a body of these members, or which rule forbids it; `None` where this oracle cannot
 /// tell.
-fn facts(kind: BodyKind, members: &[(String, Box<RawValue>)]) -> Option<Result<Facts, &'static str>> {
+fn facts(
+    kind: BodyKind,
+    members: &[(String, Box<RawValue>)],
+) -> Option<Result<Facts, &'static str>> {
     let mut names = HashSet::new();
     for (name, _) in members {
         if name.len() > KEY_BYTES_MAX {
@@ -268,7 +279,8 @@ fn facts(kind: BodyKind, members: &[(String, Box<RawValue>)]) -> Option<Result<F
         let Ok(model) = serde_json::from_str::<String>(raw) else {
             return Some(Err("no model's name"));
         };
-        if model.is_empty() || model.len() > MODEL_BYTES_MAX || model.chars().any(char::is_control) {
+        if model.is_empty() || model.len() > MODEL_BYTES_MAX || model.chars().any(char::is_control)
+        {
             return Some(Err("no model's name"));
         }
         facts.model = Some(model);

@@ -62,7 +62,7 @@ fn request(rng: &mut Rng, buf: &[u8]) {
         }
         (Ok(Parse::Partial), Ok(Parse::Partial)) | (Err(_), Err(_)) => {}
         // A head that has begun is looked at for its end alone: what is wrong in it comes out then.
-        (Err(_), Ok(Parse::Partial)) => assert!(find(dripped, b"\r\n\r\n").is_none()),
+        (Err(_), Ok(Parse::Partial)) => assert!(find(begun(dripped), b"\r\n\r\n").is_none()),
         _ => panic!("whole {verdict:?}, dripped {last:?}"),
     }
     if let Err(refusal) = verdict {
@@ -86,10 +86,21 @@ fn request(rng: &mut Rng, buf: &[u8]) {
     forwarded(rng, buf, &whole);
 }
 
+/// Without the empty lines that may stand before a request.
+fn begun(mut buf: &[u8]) -> &[u8] {
+    while let Some(rest) = buf.strip_prefix(b"\r\n") {
+        buf = rest;
+    }
+    buf
+}
+
 /// All that a request says, without where it stands.
 fn view<'b>(buf: &'b [u8], request: &'b Request) -> impl PartialEq + std::fmt::Debug + 'b {
-    let fields: Vec<_> =
-        request.fields.iter().map(|f| (f.name.of(buf), f.value.of(buf), f.known, f.listed)).collect();
+    let fields: Vec<_> = request
+        .fields
+        .iter()
+        .map(|f| (f.name.of(buf), f.value.of(buf), f.known, f.listed))
+        .collect();
     (
         (request.method.name(buf), request.target.of(buf), request.path(buf), request.query(buf)),
         (request.version, request.framing, request.keep_alive, request.expect_continue),
@@ -99,11 +110,8 @@ fn view<'b>(buf: &'b [u8], request: &'b Request) -> impl PartialEq + std::fmt::D
 
 /// The request against an obvious reading of its head.
 fn check_request(buf: &[u8], request: &Request) {
-    let mut head = &buf[..request.head_len];
-    while let Some(rest) = head.strip_prefix(b"\r\n") {
-        head = rest;
-    }
-    let (line, lines) = split_head(head).expect("a head has one reading");
+    let (line, lines) =
+        split_head(begun(&buf[..request.head_len])).expect("a head has one reading");
     let parts: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
     let [method, target, version] = parts[..] else { panic!("a request line has three parts") };
     assert!(fields::is_token(method) && !target.is_empty());
@@ -196,7 +204,9 @@ fn forwarded(rng: &mut Rng, buf: &[u8], request: &Request) {
     }));
     check_written(out, &back.fields, &expected, request.framing, own);
     for (name, value) in read(out, &back.fields) {
-        let ours = own.iter().any(|&(own, said)| name.eq_ignore_ascii_case(own.as_bytes()) && value == said);
+        let ours = own
+            .iter()
+            .any(|&(own, said)| name.eq_ignore_ascii_case(own.as_bytes()) && value == said);
         for never in CREDENTIALS_AND_HOPS {
             assert!(ours || !name.eq_ignore_ascii_case(never.as_bytes()), "{never} crossed");
         }
@@ -260,9 +270,19 @@ fn response(rng: &mut Rng, buf: &[u8]) {
 }
 
 fn response_view<'b>(buf: &'b [u8], response: &Response) -> impl PartialEq + std::fmt::Debug + 'b {
-    let fields: Vec<_> =
-        response.fields.iter().map(|f| (f.name.of(buf), f.value.of(buf), f.known, f.listed)).collect();
-    (response.status, response.version, response.framing, response.keep_alive, response.head_len, fields)
+    let fields: Vec<_> = response
+        .fields
+        .iter()
+        .map(|f| (f.name.of(buf), f.value.of(buf), f.known, f.listed))
+        .collect();
+    (
+        response.status,
+        response.version,
+        response.framing,
+        response.keep_alive,
+        response.head_len,
+        fields,
+    )
 }
 
 fn check_response(buf: &[u8], response: &Response, method: Method) {
@@ -320,19 +340,24 @@ fn relayed(rng: &mut Rng, buf: &[u8], response: &Response, method: Method) {
     assert_eq!(parse_response(&out, &WIDE, method, &mut back), Ok(Parse::Complete));
     assert_eq!((back.status, back.head_len), (response.status, out.len()));
     assert_eq!((back.framing, back.keep_alive), (framing, keep_alive));
-    let mut expected: Vec<(&[u8], &[u8])> =
-        crossing(buf, &response.fields, own, |name, field| {
-            fields::crosses_down(name, field.known, field.listed)
-        })
-        .collect();
+    let mut expected: Vec<(&[u8], &[u8])> = crossing(buf, &response.fields, own, |name, field| {
+        fields::crosses_down(name, field.known, field.listed)
+    })
+    .collect();
     let mut read_back = read(&out, &back.fields);
     read_back.retain(|(name, _)| !name.eq_ignore_ascii_case(b"connection"));
     expected.extend(said(own));
     expected.extend(framing_line(framing));
-    let expected: Vec<_> = expected.iter().map(|(n, v)| (n.to_ascii_lowercase(), v.to_vec())).collect();
+    let expected: Vec<_> =
+        expected.iter().map(|(n, v)| (n.to_ascii_lowercase(), v.to_vec())).collect();
     let found: Vec<_> = read_back
         .iter()
-        .map(|(n, v)| (n.to_ascii_lowercase(), if n.eq_ignore_ascii_case(b"content-length") { b"#".to_vec() } else { v.to_vec() }))
+        .map(|(n, v)| {
+            (
+                n.to_ascii_lowercase(),
+                if n.eq_ignore_ascii_case(b"content-length") { b"#".to_vec() } else { v.to_vec() },
+            )
+        })
         .collect();
     assert_eq!(found, expected);
 }
@@ -418,7 +443,9 @@ fn crossing<'b>(
 
 /// The gateway's own fields that are fit to be said.
 fn said<'b>(own: &'b [Own<'b>]) -> impl Iterator<Item = Line<'b>> + 'b {
-    own.iter().filter(|(_, value)| fields::is_value(value)).map(|(name, value)| (name.as_bytes(), *value))
+    own.iter()
+        .filter(|(_, value)| fields::is_value(value))
+        .map(|(name, value)| (name.as_bytes(), *value))
 }
 
 /// A length is compared elsewhere.
@@ -436,7 +463,11 @@ fn check_written(out: &[u8], parsed: &[Field], expected: &[Line], framing: Frami
     expected.extend(framing_line(framing));
     let found: Vec<Line> = read(out, parsed)
         .into_iter()
-        .map(|(name, value)| if name == b"content-length" { (name, &b"#"[..]) } else { (name, value) })
+        .map(
+            |(name, value)| {
+                if name == b"content-length" { (name, &b"#"[..]) } else { (name, value) }
+            },
+        )
         .collect();
     assert_eq!(found, expected);
 }
@@ -577,7 +608,8 @@ fn naive_chunked(bytes: &[u8]) -> Option<Option<(Vec<u8>, usize)>> {
         if size == 0 {
             break;
         }
-        let Some((data, behind)) = usize::try_from(size).ok().and_then(|n| rest.split_at_checked(n))
+        let Some((data, behind)) =
+            usize::try_from(size).ok().and_then(|n| rest.split_at_checked(n))
         else {
             return Some(None);
         };

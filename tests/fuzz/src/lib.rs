@@ -69,11 +69,11 @@ fn cuts(rng: &mut Rng, len: usize) -> Vec<usize> {
         0 => vec![pick(rng, len + 1)],
         1 => (0..=rng.below(8)).map(|_| pick(rng, len + 1)).collect(),
         2 => {
-            let step = 1 + pick(rng, 64) + len / 1024;
+            let step = 1 + pick(rng, 64) + len / 256;
             (step..len).step_by(step).collect()
         }
         // Byte by byte, if that is not too slow.
-        _ => (1..len).step_by(1 + len / 2048).collect(),
+        _ => (1..len).step_by(1 + len / 512).collect(),
     };
     ends.push(len);
     ends.sort_unstable();
