@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-use super::scenario::{Length, Numbers, Scenario, Unit};
+use super::scenario::{Length, Numbers, Scenario, Unit, YARDSTICK};
 use super::target::{Kind, Target, version};
 
 /// The target without a proxy; delays are counted from its.
@@ -104,9 +104,9 @@ pub struct Results {
     /// CPU (or memory) per unit by scenario, target and peer, taken within rounds: below 1 the
     /// target is cheaper.
     ratios: ByName<ByName<ByName<Range>>>,
-    /// The same between the smallest values of all rounds. Disturbances only ever add, so this is
-    /// the steadier number on a machine that others use too.
-    best_ratios: ByName<ByName<ByName<f64>>>,
+    /// The same between medians of CPU per yardstick: the steadier number on a machine that is not
+    /// ours alone.
+    steady_ratios: ByName<ByName<ByName<f64>>>,
     rows: Vec<Row>,
     #[serde(skip)]
     units: Vec<Unit>,
@@ -123,11 +123,11 @@ impl Results {
         cut_short: bool,
     ) -> Results {
         let mut summary = BTreeMap::new();
-        let (mut ratios, mut best_ratios) = (BTreeMap::new(), BTreeMap::new());
+        let (mut ratios, mut steady_ratios) = (BTreeMap::new(), BTreeMap::new());
         for scenario in scenarios {
             let rows: Vec<&Row> = rows.iter().filter(|row| row.scenario == scenario.name).collect();
             let mut ranges: ByName<ByName<Range>> = BTreeMap::new();
-            let (mut against, mut best_against) = (BTreeMap::new(), BTreeMap::new());
+            let (mut against, mut steady_against) = (BTreeMap::new(), BTreeMap::new());
             for target in targets {
                 ranges.insert(target.name.clone(), ranges_of(&rows, &target.name));
                 if target.kind != Kind::Direct {
@@ -136,13 +136,13 @@ impl Results {
                 }
             }
             for target in ranges.keys() {
-                let best = |name: &str| Some(ranges.get(name)?.get(cost(scenario.unit))?.min);
+                let middle = |name: &str| Some(ranges.get(name)?.get(YARDSTICK)?.median);
                 let others = PEERS.into_iter().filter(|peer| peer != target);
-                let ratio = |peer: &str| Some((peer.to_owned(), best(target)? / best(peer)?));
-                best_against.insert(target.clone(), others.filter_map(ratio).collect());
+                let ratio = |peer: &str| Some((peer.to_owned(), middle(target)? / middle(peer)?));
+                steady_against.insert(target.clone(), others.filter_map(ratio).collect());
             }
             summary.insert(scenario.name.to_owned(), ranges);
-            best_ratios.insert(scenario.name.to_owned(), best_against);
+            steady_ratios.insert(scenario.name.to_owned(), steady_against);
             ratios.insert(scenario.name.to_owned(), against);
         }
         let named =
@@ -169,7 +169,7 @@ impl Results {
             failures,
             summary,
             ratios,
-            best_ratios,
+            steady_ratios,
             rows,
             units: scenarios.iter().map(|scenario| scenario.unit).collect(),
         }
@@ -224,7 +224,7 @@ impl Results {
         if ours.is_empty() || peers.is_empty() {
             return;
         }
-        *text += "\n## Costs as a share of each peer's\n\nCPU per chunk or request, memory per stream. First the median of the ratios within rounds, then, behind the slash, the ratio of the smallest values: disturbances only ever add.\n\n";
+        *text += "\n## Costs as a share of each peer's\n\nCPU per chunk or request, memory per stream. First the median of the ratios within rounds; then, behind the slash, the ratio of the medians of CPU per yardstick, which is the CPU of mock and generator in the same window: they do the same work for every target, so this one hardly depends on who else uses the machine.\n\n";
         let titles: Vec<String> = ours
             .iter()
             .flat_map(|name| peers.iter().map(move |peer| format!("{name} × {peer}")))
@@ -234,8 +234,9 @@ impl Results {
         for scenario in &self.scenarios {
             let cell = |name: &str, peer: &str| {
                 let median = self.ratios.get(&scenario.name)?.get(name)?.get(peer)?.median;
-                let best = self.best_ratios.get(&scenario.name)?.get(name)?.get(peer)?;
-                Some(format!("{median:.2} / {best:.2}"))
+                let steady = self.steady_ratios.get(&scenario.name)?.get(name)?.get(peer);
+                let steady = steady.map_or(String::new(), |steady| format!(" / {steady:.2}"));
+                Some(format!("{median:.2}{steady}"))
             };
             let cells: Vec<String> = ours
                 .iter()
@@ -249,6 +250,7 @@ impl Results {
         let columns: &[(&str, &str, f64)] = match unit {
             Unit::Chunk => &[
                 ("CPU µs/chunk", "cpu_us_per_chunk", 1.0),
+                ("CPU per yardstick", YARDSTICK, 1.0),
                 ("syscalls/chunk", "syscalls_per_chunk", 1.0),
                 ("switches/chunk", "switches_per_chunk", 1.0),
                 ("transit p50 µs", "transit_p50_us", 1.0),
@@ -261,6 +263,7 @@ impl Results {
             ],
             Unit::Request => &[
                 ("CPU µs/request", "cpu_us_per_request", 1.0),
+                ("CPU per yardstick", YARDSTICK, 1.0),
                 ("requests/s/core", "requests_per_core_s", 1.0),
                 ("syscalls/request", "syscalls_per_request", 1.0),
                 ("switches/request", "switches_per_request", 1.0),

@@ -12,6 +12,11 @@ use crate::wire::Script;
 /// Numbers of one measurement by name; names end in their unit.
 pub type Numbers = BTreeMap<String, f64>;
 
+/// The target's CPU as a share of what the mock and the generator used in the same window. They do
+/// the same work for every target, so what makes the whole machine slower for a while (a neighbour,
+/// a clock) drops out.
+pub const YARDSTICK: &str = "cpu_per_yardstick";
+
 /// What is divided by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
@@ -198,6 +203,8 @@ impl Scenario {
             put(&format!("cpu_us_{per}"), cpu_us / count);
             put(&format!("switches_{per}"), switches / count);
             put("target_cores", target_cores);
+            // The mock and the generator do the same work per unit whatever stands between them.
+            put(YARDSTICK, target_cores / (mock_cores + report.generator_cores));
             if self.unit == Unit::Request {
                 put("requests_per_core_s", 1e6 * count / cpu_us);
             }
