@@ -725,12 +725,17 @@ async fn attempt(
             Err(no_head) => no_head,
         };
         conn.socket.abort();
-        // The backend closed an idle connection while our request was on its way: its kernel never
-        // took a byte of it, and nobody has read a byte of an answer.
-        let stale = matches!(no_head, NoHead::Closed)
+        // The backend closed an idle connection while our request was on its way. A close in good
+        // order behind bytes that its kernel took means that it read them; a reset, that it did
+        // not. (llama.cpp closes after each stream although it promises to keep alive.)
+        let unread = match no_head {
+            NoHead::Reset => true,
+            NoHead::Closed => !conn.was_heard(),
+            _ => false,
+        };
+        let stale = unread
             && conn.reused
             && conn.buf.is_empty()
-            && !conn.was_heard()
             && rt::now().since(trip.sent_at) < STALE_WITHIN;
         if !stale {
             return Err(trip.no_head(no_head, call, place.ticket.backend));
@@ -800,8 +805,10 @@ enum NoHead {
     Gone,
     /// We stop.
     Stopped,
-    /// The backend closed or reset the connection.
+    /// The backend closed the connection.
     Closed,
+    /// It reset it: it had closed before, or bytes of ours lay there that it never read.
+    Reset,
     /// It is no HTTP that can be passed on.
     Rubbish,
     /// Not within `first_token` or `answer`.
@@ -835,10 +842,11 @@ async fn head(
                 Err(_) => return Err(NoHead::Rubbish),
             }
         }
-        wires.client.timer.set(earlier(deadline, beat.map(|(_, at)| at)));
+        wires.client.set_timer(earlier(deadline, beat.map(|(_, at)| at)));
         match wires.wake().await {
             Wake::Backend(Ok(1..)) | Wake::Sent | Wake::Flushed(_) => {}
-            Wake::Backend(Ok(0) | Err(_)) => return Err(NoHead::Closed),
+            Wake::Backend(Ok(0)) => return Err(NoHead::Closed),
+            Wake::Backend(Err(_)) => return Err(NoHead::Reset),
             Wake::Gone => return Err(NoHead::Gone),
             Wake::Stop => return Err(NoHead::Stopped),
             Wake::Time => {
@@ -944,11 +952,11 @@ async fn relay(
         }
         if let Some(since) = wires.flushing_since {
             // The backend is not read while the client does not take what came: back-pressure.
-            wires.client.timer.set(Some(since + plan.server.send_timeout));
+            wires.client.set_timer(Some(since + plan.server.send_timeout));
         } else {
             wires.conn.arm();
             let next = earlier(deadline, total);
-            wires.client.timer.set(earlier(next, beat.map(|(_, at)| at)));
+            wires.client.set_timer(earlier(next, beat.map(|(_, at)| at)));
         }
         match wires.wake().await {
             Wake::Backend(Ok(1..)) | Wake::Sent => {}

@@ -281,7 +281,7 @@ impl Trip {
         let (failure, refusal) = match no_head {
             NoHead::Gone => return Stop::Gone.into(),
             NoHead::Stopped => return Stop::Refused(stopping()).into(),
-            NoHead::Closed => (
+            NoHead::Closed | NoHead::Reset => (
                 Failure::Reset,
                 Refusal::upstream(502, "backend_closed", "The backend closed the connection."),
             ),
