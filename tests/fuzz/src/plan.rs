@@ -78,7 +78,7 @@ fn sizes(registry: &Registry) -> ([usize; 6], usize, usize) {
 
 /// Builds a plan of `text`, and now and then once more.
 fn check(text: &str, registry: &mut Registry) {
-    let again = text.len() % 4 == 0;
+    let again = text.len().is_multiple_of(4);
     let before = sizes(registry);
     match Plan::build(text, &env, &files, registry) {
         Ok(plan) => {
