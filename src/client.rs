@@ -7,8 +7,7 @@
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::pure::answer::Refusal;
@@ -73,41 +72,8 @@ pub struct Client {
     /// The buffer of the next pending read, or empty while that has it.
     spare: Vec<u8>,
     presence: Presence,
-    /// Something beside the backend wants to be looked at: the client, or the timer.
-    aside: Option<Aside>,
     /// Requests served so far.
     pub served: u64,
-}
-
-/// What happens beside a stream: the client leaves, the timer fires. Both wake the connection's
-/// task through a waker of their own, so that a chunk, which happens a thousand times as often,
-/// need not look at either; looking costs a dozen cache lines of a stream that was cold.
-struct Aside {
-    waker: Waker,
-    raised: Arc<Raised>,
-}
-
-struct Raised {
-    flag: AtomicBool,
-    task: Waker,
-}
-
-impl Wake for Raised {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.flag.store(true, Ordering::Relaxed);
-        self.task.wake_by_ref();
-    }
-}
-
-/// What happened beside a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beside {
-    Gone,
-    Time,
 }
 
 impl Client {
@@ -122,7 +88,6 @@ impl Client {
             inbox: Vec::new(),
             spare: Vec::new(),
             presence: Presence::Listening,
-            aside: None,
             served: 0,
         }
     }
@@ -360,47 +325,6 @@ impl Client {
         }
     }
 
-    /// Moves the timer's deadline; `None` turns it off.
-    pub fn set_timer(&mut self, deadline: Option<Instant>) {
-        if self.timer.set(deadline) {
-            self.raise();
-        }
-    }
-
-    /// Has [`Client::poll_beside`] look, whatever woke the task.
-    pub fn raise(&mut self) {
-        if let Some(aside) = &self.aside {
-            aside.raised.flag.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// The client's leaving and the timer, looked at only when one of them has stirred since.
-    pub fn poll_beside(&mut self, half_close: HalfClose, cx: &mut Context<'_>) -> Poll<Beside> {
-        let (waker, raised) = match &self.aside {
-            Some(aside) if !aside.raised.flag.swap(false, Ordering::Relaxed) => {
-                return Poll::Pending;
-            }
-            Some(aside) => (aside.waker.clone(), Arc::clone(&aside.raised)),
-            None => {
-                let (flag, task) = (AtomicBool::new(false), cx.waker().clone());
-                let raised = Arc::new(Raised { flag, task });
-                let waker = Waker::from(Arc::clone(&raised));
-                self.aside = Some(Aside { waker: waker.clone(), raised: Arc::clone(&raised) });
-                (waker, raised)
-            }
-        };
-        let cx = &mut Context::from_waker(&waker);
-        let beside = if self.poll_gone(half_close, cx).is_ready() {
-            Beside::Gone
-        } else {
-            std::task::ready!(self.timer.poll(cx));
-            Beside::Time
-        };
-        // It stays true until somebody acts on it.
-        raised.flag.store(true, Ordering::Relaxed);
-        Poll::Ready(beside)
-    }
-
     /// Writes what the socket takes and queues a copy of the rest; true if that was all. Nothing
     /// may be queued yet.
     ///
@@ -461,7 +385,6 @@ impl Client {
         let room = left.min(self.inbox.len().max(INBOX_MIN));
         buf.reserve_exact(room);
         self.socket.arm(buf, room);
-        self.raise();
     }
 
     fn poll_inbox(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {

@@ -170,16 +170,9 @@ impl Timer {
         Timer { deadline: None, armed: None }
     }
 
-    /// Sets or moves the deadline; `None` turns it off. True if the timer must be polled for it to
-    /// be kept; moved later, it will wake as it is.
-    pub fn set(&mut self, deadline: Option<Instant>) -> bool {
-        let was_off = self.deadline.is_none();
+    /// Sets or moves the deadline; `None` turns it off.
+    pub fn set(&mut self, deadline: Option<Instant>) {
         self.deadline = deadline;
-        match (deadline, &self.armed) {
-            (None, _) => false,
-            (Some(_), None) => true,
-            (Some(deadline), Some((at, _))) => was_off || *at > deadline,
-        }
     }
 
     /// Ready once the deadline has passed, and again at each poll until it is moved.

@@ -842,7 +842,7 @@ async fn head(
                 Err(_) => return Err(NoHead::Rubbish),
             }
         }
-        wires.client.set_timer(earlier(deadline, beat.map(|(_, at)| at)));
+        wires.client.timer.set(earlier(deadline, beat.map(|(_, at)| at)));
         match wires.wake().await {
             Wake::Backend(Ok(1..)) | Wake::Sent | Wake::Flushed(_) => {}
             Wake::Backend(Ok(0)) => return Err(NoHead::Closed),
@@ -952,11 +952,11 @@ async fn relay(
         }
         if let Some(since) = wires.flushing_since {
             // The backend is not read while the client does not take what came: back-pressure.
-            wires.client.set_timer(Some(since + plan.server.send_timeout));
+            wires.client.timer.set(Some(since + plan.server.send_timeout));
         } else {
             wires.conn.arm();
             let next = earlier(deadline, total);
-            wires.client.set_timer(earlier(next, beat.map(|(_, at)| at)));
+            wires.client.timer.set(earlier(next, beat.map(|(_, at)| at)));
         }
         match wires.wake().await {
             Wake::Backend(Ok(1..)) | Wake::Sent => {}

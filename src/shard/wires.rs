@@ -6,7 +6,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use super::Shard;
-use crate::client::{Beside, Body, Client};
+use crate::client::{Body, Client};
 use crate::pool::Conn;
 use crate::pure::h1;
 use crate::pure::plan::{HalfClose, Server};
@@ -82,13 +82,13 @@ impl<'a> Wires<'a> {
                 self.conn.spoiled |= sent.is_err();
                 return Poll::Ready(Wake::Sent);
             }
+            if self.client.poll_gone(self.half_close, cx).is_ready() {
+                return Poll::Ready(Wake::Gone);
+            }
             if self.shard.stopping.get() {
                 return Poll::Ready(Wake::Stop);
             }
-            self.client.poll_beside(self.half_close, cx).map(|beside| match beside {
-                Beside::Gone => Wake::Gone,
-                Beside::Time => Wake::Time,
-            })
+            self.client.timer.poll(cx).map(|()| Wake::Time)
         })
         .await
     }
