@@ -25,6 +25,9 @@ const READ_MIN: usize = 2 * 1024;
 /// A bulk answer is read in pieces that grow to this size.
 const READ_MAX: usize = 64 * 1024;
 
+/// How soon a backend closes that closes although it has promised not to.
+const REST: Duration = Duration::from_millis(10);
+
 /// One connection to a backend.
 pub struct Conn {
     pub socket: Socket,
@@ -36,6 +39,9 @@ pub struct Conn {
     pub reused: bool,
     /// It must not serve another request: bytes are missing or too many were there.
     pub spoiled: bool,
+    /// Its last answer was a stream or an error, behind which llama.cpp closes although it promises
+    /// to keep alive: it rests for [`REST`] before it is used again.
+    pub rests: bool,
     /// Bytes sent before the current request, each of them acknowledged: it was answered.
     sent_before: u64,
     /// Bytes sent.
@@ -78,6 +84,7 @@ impl Conn {
             head: h1::Response::default(),
             reused: false,
             spoiled: false,
+            rests: false,
             sent_before: 0,
             sent: 0,
             acked_none,
@@ -165,7 +172,9 @@ impl Pool {
             lane.idle.clear();
             return None;
         }
-        while let Some((since, mut conn)) = lane.idle.pop_back() {
+        let rested = |(since, conn): &(Instant, Conn)| !conn.rests || now.since(*since) >= REST;
+        while let Some(index) = lane.idle.iter().rposition(rested) {
+            let (since, mut conn) = lane.idle.remove(index)?;
             let fresh = now.since(since) < lane.idle_for;
             // A completed read means a close, or bytes that nobody asked for.
             let quiet = conn.poll_read(&mut Context::from_waker(Waker::noop())).is_pending();

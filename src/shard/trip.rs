@@ -369,6 +369,7 @@ impl Trip {
             h1::write_response(&mut client.out, &answer, &conn.buf, &conn.head.fields);
         }
         self.done.streamed = streamed;
+        conn.rests = streamed || status >= 400;
         let watch = if streamed {
             Watch::Stream(Box::default())
         } else if is_json(kind) {
