@@ -25,8 +25,10 @@ const READ_MIN: usize = 2 * 1024;
 /// A bulk answer is read in pieces that grow to this size.
 const READ_MAX: usize = 64 * 1024;
 
-/// How soon a backend closes that closes although it has promised not to.
+/// How long a connection rests whose backend may be about to close it against its promise.
 const REST: Duration = Duration::from_millis(10);
+/// A close this soon behind an answer is no idle limit.
+const HASTE: Duration = Duration::from_secs(1);
 
 /// One connection to a backend.
 pub struct Conn {
@@ -40,7 +42,7 @@ pub struct Conn {
     /// It must not serve another request: bytes are missing or too many were there.
     pub spoiled: bool,
     /// Its last answer was a stream or an error, behind which llama.cpp closes although it promises
-    /// to keep alive: it rests for [`REST`] before it is used again.
+    /// to keep alive. Where that was seen, such a connection rests before it is used again.
     pub rests: bool,
     /// Bytes sent before the current request, each of them acknowledged: it was answered.
     sent_before: u64,
@@ -161,6 +163,8 @@ struct Lane {
     to: Option<(Host, u16)>,
     idle: VecDeque<(Instant, Conn)>,
     idle_for: Duration,
+    /// It has closed connections right behind an answer, although it had promised not to.
+    hasty: bool,
 }
 
 impl Pool {
@@ -172,7 +176,9 @@ impl Pool {
             lane.idle.clear();
             return None;
         }
-        let rested = |(since, conn): &(Instant, Conn)| !conn.rests || now.since(*since) >= REST;
+        let hasty = lane.hasty;
+        let rested =
+            |(since, conn): &(Instant, Conn)| !hasty || !conn.rests || now.since(*since) >= REST;
         while let Some(index) = lane.idle.iter().rposition(rested) {
             let (since, mut conn) = lane.idle.remove(index)?;
             let fresh = now.since(since) < lane.idle_for;
@@ -182,6 +188,7 @@ impl Pool {
                 conn.reused = true;
                 return Some(conn);
             }
+            lane.hasty |= !quiet && now.since(since) < HASTE;
         }
         None
     }
@@ -228,8 +235,11 @@ impl Pool {
         let cx = &mut Context::from_waker(Waker::noop());
         for lane in &mut self.lanes {
             let idle_for = lane.idle_for;
+            let hasty = &mut lane.hasty;
             lane.idle.retain_mut(|(since, conn)| {
-                now.since(*since) < idle_for && conn.poll_read(cx).is_pending()
+                let quiet = conn.poll_read(cx).is_pending();
+                *hasty |= !quiet && now.since(*since) < HASTE;
+                quiet && now.since(*since) < idle_for
             });
         }
     }

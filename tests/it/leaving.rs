@@ -33,7 +33,7 @@ fn a_client_that_leaves_in_the_silence_ends_the_backends_work() {
     assert_eq!(gateway.metric("forebay_client_aborts_total", &[]) as u64, 50);
     assert_eq!(gateway.metric("forebay_upstream_failures_total", &[]) as u64, 0);
     // Fifty leaks would be fifty; the admin port may still hold the connections that asked above.
-    wait_for("the descriptors of before", || (descriptors(&gateway) <= base + 2).then_some(()));
+    wait_for("the descriptors of before", || (descriptors(&gateway) <= base + 2.0).then_some(()));
 }
 
 #[test]
