@@ -8,7 +8,7 @@
 
 use std::io::Write;
 
-use flate2::write::GzDecoder;
+use flate2::write::MultiGzDecoder;
 
 use crate::pure::answer::Refusal;
 use crate::pure::dialect::Envelope;
@@ -65,7 +65,9 @@ pub struct Relay {
     framing: Framing,
     watch: Watch,
     /// Undoes the coding of a backend that compresses although it was asked not to.
-    inflate: Option<Box<GzDecoder<Vec<u8>>>>,
+    inflate: Option<Box<MultiGzDecoder<Vec<u8>>>>,
+    /// Bytes of the coding have come.
+    coded: bool,
     /// The client did not ask for the usage event that we asked for.
     hide: bool,
     /// The beginning of an event that may have to be hidden.
@@ -93,6 +95,7 @@ impl Relay {
             framing,
             watch,
             inflate: None,
+            coded: false,
             hide,
             held: Vec::new(),
             long: false,
@@ -107,7 +110,7 @@ impl Relay {
     /// The body is gzip, which could be neither watched nor edited: the client gets it decoded.
     #[must_use]
     pub fn gunzip(mut self) -> Relay {
-        self.inflate = Some(Box::new(GzDecoder::new(Vec::new())));
+        self.inflate = Some(Box::new(MultiGzDecoder::new(Vec::new())));
         self
     }
 
@@ -132,19 +135,20 @@ impl Relay {
                 _ if data.is_empty() => {}
                 None => self.pass(data, out, &mut progress),
                 Some(inflate) => {
+                    self.coded = true;
                     let plain = gunzip(inflate, data)?;
                     self.pass(&plain, out, &mut progress);
                 }
             }
             used += piece.consumed;
             if self.decoder.is_done() {
-                self.close(out, &mut progress);
+                self.settle(out, &mut progress)?;
+                self.close(out);
                 progress.end = Some(End::Whole);
                 return Ok((progress, used));
             }
             if self.last && self.framing == Framing::Chunked {
-                self.held.clear();
-                self.close(out, &mut progress);
+                self.close(out);
                 progress.end = Some(End::Early);
                 return Ok((progress, used));
             }
@@ -161,6 +165,7 @@ impl Relay {
     pub fn eof(&mut self, out: &mut Vec<u8>) -> Result<Progress, Broken> {
         self.decoder.eof().map_err(broken)?;
         let mut progress = Progress::default();
+        self.settle(out, &mut progress)?;
         // A close is how such a body ends, and also how a dying backend looks. A stream in which
         // something was generated and no choice has ended was cut.
         if let Watch::Stream(scanner) = &self.watch
@@ -169,7 +174,7 @@ impl Relay {
         {
             return Err(Broken::Truncated);
         }
-        self.close(out, &mut progress);
+        self.close(out);
         progress.end = Some(End::Whole);
         Ok(progress)
     }
@@ -285,21 +290,31 @@ impl Relay {
         }
     }
 
-    /// Ends the body for the client.
-    fn close(&mut self, out: &mut Vec<u8>, progress: &mut Progress) {
+    /// The backend's body is over: takes in what waited for more, before the end is judged.
+    fn settle(&mut self, out: &mut Vec<u8>, progress: &mut Progress) -> Result<(), Broken> {
+        // No byte at all is an empty body, whatever its coding.
+        if let Some(inflate) = self.inflate.as_mut().filter(|_| self.coded) {
+            // Sound framing around half a gzip body is still half a body.
+            inflate.try_finish().map_err(|_| Broken::Truncated)?;
+            let plain = std::mem::take(inflate.get_mut());
+            self.pass(&plain, out, progress);
+        }
         if let Watch::Stream(scanner) = &mut self.watch {
-            let hide = self.hide;
-            match scanner.finish() {
-                Some(event) => {
-                    note(&event, progress, &mut self.last);
-                    if !(hide && event.kind == Kind::Usage && !self.long) {
-                        frame(&self.framing, &self.held, out);
-                    }
-                }
-                None => frame(&self.framing, &self.held, out),
+            let event = scanner.finish();
+            if let Some(event) = &event {
+                note(event, progress, &mut self.last);
+            }
+            let usage = event.is_some_and(|event| event.kind == Kind::Usage);
+            if !(self.hide && usage && !self.long) {
+                frame(&self.framing, &self.held, out);
             }
             self.held.clear();
         }
+        Ok(())
+    }
+
+    /// Ends the body for the client.
+    fn close(&self, out: &mut Vec<u8>) {
         if self.framing == Framing::Chunked {
             out.extend_from_slice(LAST_CHUNK);
         }
@@ -307,7 +322,7 @@ impl Relay {
 }
 
 /// One piece of a gzip body, decoded. Allocates: this is no path that a sane backend takes.
-fn gunzip(inflate: &mut GzDecoder<Vec<u8>>, data: &[u8]) -> Result<Vec<u8>, Broken> {
+fn gunzip(inflate: &mut MultiGzDecoder<Vec<u8>>, data: &[u8]) -> Result<Vec<u8>, Broken> {
     for step in data.chunks(1024) {
         let sound = inflate.write_all(step).and_then(|()| inflate.flush());
         sound.map_err(|_| Broken::Malformed("the body is not the gzip it claims to be"))?;
@@ -514,6 +529,57 @@ mod tests {
         assert_eq!(closes(&[ROLE, TEXT]), Err(Broken::Truncated));
         assert_eq!(closes(&[ROLE, TEXT, STOP]), Ok(Some(End::Whole)));
         assert_eq!(closes(&["data: {\"anything\":1}\n\n"]), Ok(Some(End::Whole)));
+    }
+
+    #[test]
+    fn a_last_event_without_its_blank_line_ends_a_close_delimited_stream() {
+        for tail in [STOP.trim_end(), "data: [DONE]", "data: [DONE]\n"] {
+            let text = [ROLE, TEXT, tail].concat();
+            for hide in [false, true] {
+                let watch = Watch::Stream(Box::default());
+                let mut relay = Relay::new(Framing::UntilClose, Framing::Chunked, watch, hide);
+                let mut out = Vec::new();
+                relay.push(&mut text.clone().into_bytes(), &mut out).unwrap();
+                if !relay.is_last_seen() {
+                    assert_eq!(relay.eof(&mut out).map(|p| p.end), Ok(Some(End::Whole)), "{tail}");
+                }
+                assert_eq!(unchunk(&out), text);
+            }
+        }
+    }
+
+    #[test]
+    fn half_a_gzip_body_is_never_whole_and_two_members_are_one_body() {
+        let gzip = |text: &str| {
+            let mut coder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            coder.write_all(text.as_bytes()).unwrap();
+            coder.finish().unwrap()
+        };
+        let text = "{\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":3,\"total_tokens\":12}}";
+        let (left, right) = text.split_at(20);
+        for body in [gzip(text), [gzip(left), gzip(right)].concat()] {
+            for cut in 0..=body.len() {
+                let mut wire = Vec::new();
+                if cut > 0 {
+                    append_chunk(&mut wire, &body[..cut]);
+                }
+                wire.extend_from_slice(LAST_CHUNK);
+                let watch = Watch::Plain(Box::default());
+                let relay = Relay::new(Framing::Chunked, Framing::Chunked, watch, false);
+                let (mut relay, mut out) = (relay.gunzip(), Vec::new());
+                let pushed = relay.push(&mut wire, &mut out);
+                let between = cut == gzip(left).len() && body != gzip(text);
+                if cut == body.len() {
+                    assert_eq!(pushed.unwrap().0.end, Some(End::Whole));
+                    assert_eq!(unchunk(&out), text);
+                } else if cut == 0 {
+                    assert_eq!(pushed.unwrap().0.end, Some(End::Whole));
+                } else if !between {
+                    assert!(pushed.is_err(), "cut at {cut}: {pushed:?}");
+                    assert!(!out.ends_with(LAST_CHUNK));
+                }
+            }
+        }
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub(super) struct Reader<'a> {
     owner: Option<(&'static str, String)>,
     /// Kind and name of what exists and could not be read: a reference to it is no second problem.
     pub failed: Vec<(&'static str, String)>,
+    /// What variables turned out to hold, and how the file writes them: never to be said.
+    variables: Vec<(String, String)>,
     /// The notice for each shape of field that this version does not act on.
     unbuilt: Vec<(&'static str, usize)>,
 }
@@ -176,6 +178,7 @@ impl<'a> Reader<'a> {
             owner: None,
             failed: Vec::new(),
             unbuilt: Vec::new(),
+            variables: Vec::new(),
         }
     }
 
@@ -187,10 +190,16 @@ impl<'a> Reader<'a> {
             line: pos.line,
             column: pos.column,
             field: printable(path),
-            message,
-            hint,
-            owner: self.owner.clone(),
+            message: self.masked(message),
+            hint: hint.map(|hint| self.masked(hint)),
+            owner: self.owner.clone().map(|(kind, name)| (kind, self.masked(name))),
         });
+    }
+
+    /// `text` with the values of variables put back to what the file says. Here, at the one place
+    /// that all messages pass, because a name made by a variable is quoted by whoever misses it.
+    fn masked(&self, text: String) -> String {
+        self.variables.iter().fold(text, |text, (value, written)| text.replace(value, written))
     }
 
     /// No more than this many are reported: nobody reads on, and a suggestion costs a search.
@@ -213,7 +222,7 @@ impl<'a> Reader<'a> {
             line: pos.line,
             column: pos.column,
             field: printable(path),
-            message,
+            message: self.masked(message),
             severity,
             places: 1,
         });
@@ -364,7 +373,10 @@ impl<'a> Reader<'a> {
                 return None;
             }
             match (self.env)(name).filter(|value| default.is_none() || !value.is_empty()) {
-                Some(value) => out.push_str(&value),
+                Some(value) => {
+                    out.push_str(&value);
+                    self.note_variable(name, value);
+                }
                 None if default.is_some() => out.push_str(default.unwrap_or_default()),
                 None => {
                     let message = format!("the environment has no variable `{name}`");
@@ -377,6 +389,17 @@ impl<'a> Reader<'a> {
         }
         out.push_str(rest);
         Some(out)
+    }
+
+    fn note_variable(&mut self, name: &str, value: String) {
+        // A shorter one is no secret, and would be found inside of ordinary words.
+        const MASKED_MIN: usize = 6;
+        let known = self.variables.iter().any(|(known, _)| *known == value);
+        if value.len() >= MASKED_MIN && !known {
+            self.variables.push((value, format!("${{{name}}}")));
+            // A value may hold another: the longer one is put back first.
+            self.variables.sort_by_key(|(value, _)| std::cmp::Reverse(value.len()));
+        }
     }
 
     /// A value by one of the parsers of [`value`].

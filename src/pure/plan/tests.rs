@@ -524,6 +524,29 @@ fn secrets_are_never_said() {
     }
 }
 
+/// A name that a variable made is said as the file writes it, by whoever misses it.
+#[test]
+fn names_made_by_variables_are_said_as_written() {
+    let places = [
+        ("pool: main", "pool: \"${UPSTREAM_KEY}\""),
+        ("tenant: acme", "tenant: \"a-${UPSTREAM_KEY}\""),
+    ];
+    let value = env("UPSTREAM_KEY").unwrap();
+    let mut tried = 0;
+    for (from, to) in places {
+        let broken = SMALL.replacen(from, to, 1);
+        if broken == SMALL {
+            continue;
+        }
+        tried += 1;
+        let problems = build(&broken).unwrap_err();
+        let said = format!("{}{}{problems:?}", lines(&problems), summary(&problems));
+        assert!(!said.contains(&value), "{said}");
+        assert!(said.contains("${UPSTREAM_KEY}"), "{said}");
+    }
+    assert!(tried >= 2, "the file has changed: {tried}");
+}
+
 /// 500 seeded mutations each of the small and the full file: no panic, and every refusal has a
 /// place inside the file.
 #[test]

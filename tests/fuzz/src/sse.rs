@@ -397,7 +397,7 @@ fn relay(rng: &mut Rng, document: &[u8], is_wire: bool, hide: bool) {
                 ended = Some(End::Whole);
             } else {
                 assert!(!complete, "what broke off looks finished");
-                // Known: a close is judged without the last event if that lacks its blank line.
+                pushed.finish();
                 let tally = pushed.tally();
                 let cut = tally.ending() == Ending::Open && tally.content_events > 0;
                 assert!(sent.framing == Framing::Chunked || cut, "a whole answer is refused");
