@@ -1,13 +1,14 @@
 //! One client connection: heads and bodies in, answers out, and the watch for its leaving.
 //!
-//! A read on the client's socket is always pending, also while it is being answered: that is how
-//! Forebay learns within milliseconds that nobody listens any more. What such a read brings
-//! (pipelined requests) waits in `inbox`, which is bounded.
+//! The client's socket is always watched, also while it is being answered: that is how Forebay
+//! learns within milliseconds that nobody listens any more. What comes meanwhile (pipelined
+//! requests) waits in `inbox`, which is bounded.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use crate::pure::answer::Refusal;
@@ -66,12 +67,12 @@ pub struct Client {
     pub request: Vec<u8>,
     /// What is being built to be sent.
     pub out: Vec<u8>,
-    pub timer: Timer,
+    /// Always polled through `aside`.
+    timer: Timer,
     /// Bytes that have come and are not yet used: a head in part, pipelined requests.
     inbox: Vec<u8>,
-    /// The buffer of the next pending read, or empty while that has it.
-    spare: Vec<u8>,
     presence: Presence,
+    aside: Aside,
     /// Requests served so far.
     pub served: u64,
 }
@@ -86,8 +87,8 @@ impl Client {
             out: Vec::new(),
             timer: Timer::new(),
             inbox: Vec::new(),
-            spare: Vec::new(),
             presence: Presence::Listening,
+            aside: Aside::default(),
             served: 0,
         }
     }
@@ -133,19 +134,18 @@ impl Client {
             if begun.is_none() && !self.inbox.is_empty() {
                 begun = Some(rt::now());
             }
-            self.arm_inbox(server.bounds.head + INBOX_MIN);
-            self.timer.set(Some(match begun {
+            self.set_timer(Some(match begun {
                 Some(begun) => begun + server.head_timeout,
                 None => waiting + server.idle_timeout,
             }));
             let read = std::future::poll_fn(|cx| {
-                if let Poll::Ready(read) = self.poll_inbox(cx) {
+                if let Poll::Ready(read) = self.poll_inbox(server.bounds.head + INBOX_MIN, cx) {
                     return Poll::Ready(Some(read));
                 }
                 if begun.is_none() && over() {
                     return Poll::Ready(None);
                 }
-                self.timer.poll(cx).map(|()| None)
+                self.poll_timer(cx).map(|()| None)
             });
             match read.await {
                 Some(Ok(1..)) => {}
@@ -197,10 +197,10 @@ impl Client {
                 return Ok(body.hold);
             }
             body.received = received.len() as u64;
-            self.timer.set(body.deadline(server));
+            self.set_timer(body.deadline(server));
             match self.head.framing {
-                // The rest is read in place, without a copy, unless a read is pending already.
-                Framing::Length(length) if !self.socket.is_armed() => {
+                // The rest is read in place, without a copy.
+                Framing::Length(length) => {
                     let at = self.request.len();
                     self.read_rest(start, length).await?;
                     let rest = &self.request[at..];
@@ -234,26 +234,22 @@ impl Client {
             let target = doubled.max(self.request.len() + most);
             self.request.reserve_exact(target - self.request.len());
         }
-        let buf = std::mem::take(&mut self.request);
-        self.socket.arm(buf, most);
         let read = std::future::poll_fn(|cx| {
-            if let Poll::Ready((read, buf)) = self.socket.poll_read(cx) {
-                self.request = buf;
+            if let Poll::Ready(read) = self.socket.poll_recv(cx, &mut self.request, most) {
                 return Poll::Ready(Some(read));
             }
-            self.timer.poll(cx).map(|()| None)
+            self.poll_timer(cx).map(|()| None)
         });
         received(read.await)
     }
 
     /// One read to the end of the inbox.
     async fn read_more(&mut self) -> Result<usize, NoBody> {
-        self.arm_inbox(PIECE);
         let read = std::future::poll_fn(|cx| {
-            if let Poll::Ready(read) = self.poll_inbox(cx) {
+            if let Poll::Ready(read) = self.poll_inbox(PIECE, cx) {
                 return Poll::Ready(Some(read));
             }
-            self.timer.poll(cx).map(|()| None)
+            self.poll_timer(cx).map(|()| None)
         });
         received(read.await)
     }
@@ -298,24 +294,16 @@ impl Client {
 
     /// More of the body: bytes that came, 0 if the client has finished before it was whole.
     pub fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.arm_inbox(PIECE);
-        self.poll_inbox(cx)
-    }
-
-    /// Starts the watch on the client, unless it runs or the inbox is full.
-    pub fn watch(&mut self) {
-        if self.presence == Presence::Listening && !self.socket.is_armed() {
-            self.arm_inbox(INBOX_MIN);
-        }
+        self.poll_inbox(PIECE, cx)
     }
 
     /// Ready when the client can be taken to have left, by what its end of sending means here.
     /// Anything it sends meanwhile waits in the inbox.
     pub fn poll_gone(&mut self, half_close: HalfClose, cx: &mut Context<'_>) -> Poll<()> {
-        while self.presence == Presence::Listening && self.socket.is_armed() {
-            match std::task::ready!(self.poll_inbox(cx)) {
+        while self.presence == Presence::Listening {
+            match std::task::ready!(self.poll_inbox(INBOX_MIN, cx)) {
                 Ok(0) => self.presence = Presence::HalfClosed,
-                Ok(_) => self.watch(),
+                Ok(_) => {}
                 Err(_) => self.presence = Presence::Gone,
             }
         }
@@ -352,15 +340,14 @@ impl Client {
         self.socket.finish();
         self.request = Vec::new();
         let mut left = LINGER_BYTES;
-        self.timer.set(Some(rt::now() + LINGER));
+        self.set_timer(Some(rt::now() + LINGER));
         while left > 0 {
             self.inbox.clear();
-            self.arm_inbox(PIECE);
             let read = std::future::poll_fn(|cx| {
-                if let Poll::Ready(read) = self.poll_inbox(cx) {
+                if let Poll::Ready(read) = self.poll_inbox(PIECE, cx) {
                     return Poll::Ready(read.unwrap_or(0));
                 }
-                self.timer.poll(cx).map(|()| 0)
+                self.poll_timer(cx).map(|()| 0)
             });
             match read.await {
                 0 => break,
@@ -369,33 +356,98 @@ impl Client {
         }
     }
 
-    /// Starts a read, unless one is pending, of what may follow in the inbox until that holds
-    /// `most` bytes.
-    fn arm_inbox(&mut self, most: usize) {
+    /// Reads what has come to the end of the inbox, until that holds `most` bytes; never ready
+    /// while it does.
+    fn poll_inbox(&mut self, most: usize, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let left = most.saturating_sub(self.inbox.len());
-        if left == 0 || self.socket.is_armed() {
-            return;
+        if left == 0 {
+            return Poll::Pending;
         }
-        let mut buf = std::mem::take(&mut self.spare);
-        if buf.capacity() == 0 && self.inbox.is_empty() {
-            buf = std::mem::take(&mut self.inbox);
-        }
-        buf.clear();
-        // Doubling: a long head costs few reads, and an idle connection little memory.
+        // Doubling: a long head costs few reads, and little memory is made ready for a short one.
         let room = left.min(self.inbox.len().max(INBOX_MIN));
-        buf.reserve_exact(room);
-        self.socket.arm(buf, room);
+        self.socket.poll_recv(cx, &mut self.inbox, room)
+    }
+}
+
+/// What happens beside a stream: the client stirs, the timer fires. Both wake the connection's task
+/// through a waker of their own, so that a chunk, which comes a thousand times as often, need not
+/// look at either: that would cost a dozen cache lines of a stream that was cold.
+#[derive(Default)]
+struct Aside(Option<(Waker, Arc<Raised>)>);
+
+impl Aside {
+    fn get(&mut self, cx: &Context<'_>) -> &(Waker, Arc<Raised>) {
+        self.0.get_or_insert_with(|| {
+            let (flag, task) = (AtomicBool::new(false), cx.waker().clone());
+            let raised = Arc::new(Raised { flag, task });
+            (Waker::from(Arc::clone(&raised)), raised)
+        })
+    }
+}
+
+struct Raised {
+    flag: AtomicBool,
+    task: Waker,
+}
+
+impl Wake for Raised {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
     }
 
-    fn poll_inbox(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let (result, mut buf) = std::task::ready!(self.socket.poll_read(cx));
-        if self.inbox.is_empty() {
-            std::mem::swap(&mut self.inbox, &mut buf);
-        } else {
-            self.inbox.extend_from_slice(&buf);
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.flag.store(true, Ordering::Relaxed);
+        self.task.wake_by_ref();
+    }
+}
+
+/// What happened beside a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    Gone,
+    Time,
+}
+
+impl Client {
+    /// Moves the timer's deadline; `None` turns it off.
+    pub fn set_timer(&mut self, deadline: Option<Instant>) {
+        if self.timer.set(deadline) {
+            self.raise();
         }
-        self.spare = buf;
-        Poll::Ready(result)
+    }
+
+    /// Ready once the timer's deadline has passed. Always from the same task.
+    pub fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let (waker, _) = self.aside.get(cx);
+        self.timer.poll(&mut Context::from_waker(waker))
+    }
+
+    /// Has [`Client::poll_beside`] look, whatever woke the task. Needed after the socket was polled
+    /// in another way: it would wake the task and not say so.
+    pub fn raise(&mut self) {
+        if let Some((_, raised)) = &self.aside.0 {
+            raised.flag.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The client's leaving and the timer, looked at only when one of them has stirred since.
+    pub fn poll_beside(&mut self, half_close: HalfClose, cx: &mut Context<'_>) -> Poll<Beside> {
+        if let Some((_, raised)) = &self.aside.0
+            && !raised.flag.swap(false, Ordering::Relaxed)
+        {
+            return Poll::Pending;
+        }
+        let waker = self.aside.get(cx).0.clone();
+        let cx = &mut Context::from_waker(&waker);
+        let beside = if self.poll_gone(half_close, cx).is_ready() {
+            Beside::Gone
+        } else {
+            std::task::ready!(self.timer.poll(cx));
+            Beside::Time
+        };
+        // It stays true until somebody acts on it.
+        self.raise();
+        Poll::Ready(beside)
     }
 }
 

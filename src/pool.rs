@@ -1,14 +1,14 @@
 //! A shard's backend connections: taken, given back, closed.
 //!
-//! An idle connection keeps a read pending. A backend that closes it (uvicorn does after 5 s)
-//! completes that read, so a dead connection is seen before it is used and costs no extra
-//! syscall; only a close that is still on its way can hit a request, and that one is sent again
-//! (see `shard::attempt`).
+//! An idle connection is watched. A backend that closes it (uvicorn does after 5 s) makes it
+//! readable, so a dead connection is seen before it is used and costs no extra syscall; only a
+//! close that is still on its way can hit a request, and that one is sent again (see
+//! `shard::attempt`).
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use crate::pure::h1;
@@ -19,11 +19,10 @@ use crate::rt::Socket;
 /// What control resolved: addresses of the backends that are given by name.
 pub type Addresses = HashMap<Box<str>, Vec<IpAddr>>;
 
-/// Room for the first read of an answer: one event of a stream, or a small answer whole. A stream
-/// that brings more at a time gets more room (see [`Conn::arm`]).
-const READ_MIN: usize = 2 * 1024;
-/// A bulk answer is read in pieces that grow to this size.
-const READ_MAX: usize = 64 * 1024;
+/// Room for the head of an answer to begin with: as a rule all of a small answer.
+const HEAD_READ: usize = 2 * 1024;
+/// An answer behind its head is read in pieces of at most this size.
+pub const READ: usize = 64 * 1024;
 
 /// How long a connection rests whose backend may be about to close it against its promise.
 const REST: Duration = Duration::from_millis(10);
@@ -33,7 +32,7 @@ const HASTE: Duration = Duration::from_secs(1);
 /// One connection to a backend.
 pub struct Conn {
     pub socket: Socket,
-    /// Bytes received and not yet consumed. Away while a read is armed.
+    /// The head of the answer, and what came along with it.
     pub buf: Vec<u8>,
     /// The head of the answer, when it has been read.
     pub head: h1::Response,
@@ -50,8 +49,6 @@ pub struct Conn {
     sent: u64,
     /// What the kernel calls no byte acknowledged.
     acked_none: Option<u64>,
-    /// Room for the next read: more after one that filled its buffer, as there is probably more.
-    room: usize,
 }
 
 impl Conn {
@@ -80,7 +77,7 @@ impl Conn {
             }
         };
         let acked_none = socket.acked();
-        let mut conn = Conn {
+        Ok(Conn {
             socket,
             buf: Vec::new(),
             head: h1::Response::default(),
@@ -90,10 +87,7 @@ impl Conn {
             sent_before: 0,
             sent: 0,
             acked_none,
-            room: READ_MIN,
-        };
-        conn.arm();
-        Ok(conn)
+        })
     }
 
     /// Sends a request whole: what the kernel does not take at once is queued. True if nothing had
@@ -117,35 +111,16 @@ impl Conn {
         }
     }
 
-    /// Starts reading what comes next, unless it is being read already. Appends to what `buf`
-    /// still holds.
-    pub fn arm(&mut self) {
-        if self.socket.is_armed() {
-            return;
-        }
-        let mut buf = std::mem::take(&mut self.buf);
-        if buf.capacity() - buf.len() < self.room / 2 {
-            buf.reserve_exact(self.room);
-        }
-        let room = buf.capacity() - buf.len();
-        self.socket.arm(buf, room);
+    /// More of an answer's head, once the socket is readable: bytes appended to `buf`, 0 at the
+    /// end, `None` if there is nothing after all.
+    pub fn read_head(&mut self) -> Option<io::Result<usize>> {
+        let most = self.buf.len().max(HEAD_READ);
+        self.socket.recv(&mut self.buf, most)
     }
 
-    /// The armed read: bytes appended to `buf`; 0 at the end.
-    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        let (result, buf) = std::task::ready!(self.socket.poll_read(cx));
-        if buf.len() == buf.capacity() {
-            self.room = (4 * self.room).min(READ_MAX);
-        }
-        self.buf = buf;
-        Poll::Ready(result)
-    }
-}
-
-impl Conn {
-    /// Ready when the armed read has ended, however; its result stays for the one who reads.
-    pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.socket.poll_readable(cx)
+    /// Whether nothing has come, neither bytes nor a close. Afterwards the kernel watches for it.
+    fn is_quiet(&mut self) -> bool {
+        self.socket.poll_readable(&mut Context::from_waker(Waker::noop())).is_pending()
     }
 }
 
@@ -168,8 +143,8 @@ struct Lane {
 }
 
 impl Pool {
-    /// The connection to `backend` that was used last, if one is idle and still open. One poll of
-    /// its pending read, no syscall.
+    /// The connection to `backend` that was used last, if one is idle and still open. No syscall,
+    /// except behind a stream or an error.
     pub fn take(&mut self, backend: &Backend, now: Instant) -> Option<Conn> {
         let lane = self.lanes.get_mut(backend.series.index())?;
         if !lane.leads_to(backend) {
@@ -182,8 +157,9 @@ impl Pool {
         while let Some(index) = lane.idle.iter().rposition(rested) {
             let (since, mut conn) = lane.idle.remove(index)?;
             let fresh = now.since(since) < lane.idle_for;
-            // A completed read means a close, or bytes that nobody asked for.
-            let quiet = conn.poll_read(&mut Context::from_waker(Waker::noop())).is_pending();
+            // What stirs is a close, or bytes that nobody asked for. A close that came in this very
+            // turn of the shard is not reported yet: where one is likely, the kernel is asked.
+            let quiet = conn.is_quiet() && !(conn.rests && conn.socket.has_stirred());
             if fresh && quiet {
                 conn.reused = true;
                 return Some(conn);
@@ -220,24 +196,23 @@ impl Pool {
         while lane.idle.len() >= share {
             lane.idle.pop_front();
         }
-        if conn.buf.capacity() > 2 * READ_MIN {
+        if conn.buf.capacity() > 2 * HEAD_READ {
             conn.buf = Vec::new();
         }
         conn.buf.clear();
-        conn.room = READ_MIN;
-        conn.arm();
-        lane.idle.push_back((now, conn));
+        if conn.is_quiet() {
+            lane.idle.push_back((now, conn));
+        }
     }
 
     /// Closes what has been idle for too long and what the backend has closed. Called every tick;
     /// costs one poll for each idle connection.
     pub fn reap(&mut self, now: Instant) {
-        let cx = &mut Context::from_waker(Waker::noop());
         for lane in &mut self.lanes {
             let idle_for = lane.idle_for;
             let hasty = &mut lane.hasty;
             lane.idle.retain_mut(|(since, conn)| {
-                let quiet = conn.poll_read(cx).is_pending();
+                let quiet = conn.is_quiet();
                 *hasty |= !quiet && now.since(*since) < HASTE;
                 quiet && now.since(*since) < idle_for
             });

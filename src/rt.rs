@@ -3,15 +3,13 @@
 //!
 //! monoio 0.2.4 on io_uring, or on epoll where io_uring is denied. What it demands is kept here:
 //!
-//! - A pending read owns its buffer and is never dropped while its bytes matter: each socket has
-//!   one read in flight at most ([`Socket::arm`]), kept beside the socket and polled from
-//!   wherever the connection is being served.
-//! - Accepting waits for readiness and then calls `accept4` itself. A cancelled io_uring accept
-//!   would leak the descriptor it was about to return; a cancelled poll leaks nothing.
+//! - Only readiness is ever in flight. Reading, writing and accepting wait for it and then call the
+//!   kernel themselves: a cancelled poll leaks no descriptor and loses no byte, a stream that waits
+//!   holds no buffer, and what arrives lands in memory that the shard has just used.
 //! - A panic in a task would unwind the whole shard: [`spawn`] contains it.
 //! - Connecting takes a socket address. A name would resolve in line and block the shard.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -23,8 +21,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use monoio::buf::{IoBuf, IoBufMut};
-use monoio::io::{AsyncReadRent, AsyncWriteRent, OwnedReadHalf, OwnedWriteHalf, Splitable};
 use monoio::net::TcpStream;
 use rustix::io::Errno;
 use rustix::net::{
@@ -126,25 +122,30 @@ pub static PANICS: AtomicU64 = AtomicU64::new(0);
 
 /// Runs `task` on this shard. A panic in it ends that task alone.
 pub fn spawn(task: impl Future<Output = ()> + 'static) {
-    drop(monoio::spawn(Contained(Some(Box::pin(task)))));
+    drop(monoio::spawn(Contained { task: Some(task) }));
 }
 
-struct Contained<F>(Option<Pin<Box<F>>>);
+pin_project_lite::pin_project! {
+    struct Contained<F> {
+        #[pin]
+        task: Option<F>,
+    }
+}
 
 impl<F: Future<Output = ()>> Future for Contained<F> {
     type Output = ();
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(task) = self.0.as_mut() else {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut contained = self.project().task;
+        let Some(task) = contained.as_mut().as_pin_mut() else {
             return Poll::Ready(());
         };
-        match catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(cx))) {
+        match catch_unwind(AssertUnwindSafe(|| task.poll(cx))) {
             Ok(poll) => poll,
             Err(_) => {
                 PANICS.fetch_add(1, Ordering::Relaxed);
                 // Dropping what is left of the task may panic as well: contain that, too.
-                let rest = self.0.take();
-                let _ = catch_unwind(AssertUnwindSafe(|| drop(rest)));
+                let _ = catch_unwind(AssertUnwindSafe(|| contained.set(None)));
                 Poll::Ready(())
             }
         }
@@ -170,12 +171,20 @@ impl Timer {
         Timer { deadline: None, armed: None }
     }
 
-    /// Sets or moves the deadline; `None` turns it off.
-    pub fn set(&mut self, deadline: Option<Instant>) {
+    /// Sets or moves the deadline; `None` turns it off. True if the timer must be polled for the
+    /// deadline to be kept; one that was moved later will wake as it is.
+    pub fn set(&mut self, deadline: Option<Instant>) -> bool {
+        let was_off = self.deadline.is_none();
         self.deadline = deadline;
+        match (deadline, &self.armed) {
+            (None, _) => false,
+            (Some(_), None) => true,
+            (Some(deadline), Some((at, _))) => was_off || *at > deadline,
+        }
     }
 
-    /// Ready once the deadline has passed, and again at each poll until it is moved.
+    /// Ready once the deadline has passed, and again at each poll until it is moved. Always to be
+    /// polled for the same waker: monoio 0.2.4 keeps the one that it saw first.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(deadline) = self.deadline else {
             return Poll::Pending;
@@ -252,10 +261,11 @@ impl Listener {
             if self.closed.get() {
                 return Err(io::ErrorKind::NotConnected.into());
             }
-            match rustix::net::acceptfrom_with(self.fd(), accept_flags()) {
+            match rustix::net::acceptfrom_with(self.fd(), ACCEPTED) {
                 Ok((socket, Some(peer))) => {
                     let peer = peer.try_into()?;
-                    if let Ok(socket) = Socket::new(socket) {
+                    let stream = TcpStream::from_std(std::net::TcpStream::from(socket));
+                    if let Ok(socket) = stream.and_then(Socket::new) {
                         return Ok((socket, peer));
                     }
                 }
@@ -303,15 +313,7 @@ impl Listener {
 
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 
-/// epoll needs non-blocking sockets; io_uring needs blocking ones, since it answers `EAGAIN` on
-/// the others instead of waiting.
-fn accept_flags() -> SocketFlags {
-    if monoio::utils::is_legacy() {
-        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK
-    } else {
-        SocketFlags::CLOEXEC
-    }
-}
+const ACCEPTED: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 fn again(error: io::Error) -> io::Result<()> {
     match error.kind() {
@@ -341,20 +343,38 @@ pub fn bind(addr: SocketAddr) -> io::Result<OwnedFd> {
 /// The kernel lowers it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
-/// One TCP connection: at most one read and one write in flight, each owning its buffer.
+/// One TCP connection.
 pub struct Socket {
-    inbox: Inbox,
-    outbox: Outbox,
-    /// Open as long as `inbox` and `outbox` are.
+    wire: Rc<Wire>,
+    readable: Readiness,
+    /// Nothing has come since the last read, as far as we know.
+    drained: bool,
+    /// Made when the peer falls behind for the first time.
+    writable: Option<Readiness>,
+    /// The peer's window is full, as far as we know.
+    stuffed: bool,
+    queued: Vec<u8>,
+    /// How much of `queued` has been written.
+    written: usize,
+    /// Open as long as `wire` is.
     fd: RawFd,
 }
 
 impl Socket {
-    fn new(socket: OwnedFd) -> io::Result<Socket> {
-        sockopt::set_tcp_nodelay(&socket, true)?;
-        let fd = socket.as_raw_fd();
-        let (read, write) = TcpStream::from_std(std::net::TcpStream::from(socket))?.into_split();
-        Ok(Socket { inbox: Inbox::new(read), outbox: Outbox::Direct(Some(write)), fd })
+    fn new(stream: TcpStream) -> io::Result<Socket> {
+        stream.set_nodelay(true)?;
+        let fd = stream.as_raw_fd();
+        let wire = Rc::new(Wire { stream, stirred: Cell::new(false) });
+        Ok(Socket {
+            readable: Readiness::read(wire.clone()),
+            drained: true,
+            writable: None,
+            stuffed: false,
+            queued: Vec::new(),
+            written: 0,
+            wire,
+            fd,
+        })
     }
 
     /// Connects to `addr` within `limit`.
@@ -364,55 +384,76 @@ impl Socket {
     pub async fn connect(addr: SocketAddr, limit: Duration) -> io::Result<Socket> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(family(addr), SocketType::STREAM, flags, None)?;
-        match rustix::net::connect(&socket, &addr) {
+        let connecting = rustix::net::connect(&socket, &addr);
+        let stream = TcpStream::from_std(std::net::TcpStream::from(socket))?;
+        match connecting {
             Ok(()) => {}
             Err(Errno::INPROGRESS) => {
-                // Waiting for writability can be given up without losing the descriptor.
-                let twin = TcpStream::from_std(std::net::TcpStream::from(socket.try_clone()?))?;
-                monoio::time::timeout(limit, twin.writable(false))
+                monoio::time::timeout(limit, stream.writable(false))
                     .await
                     .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-                sockopt::socket_error(&socket)??;
+                // SAFETY: `stream` owns the descriptor and outlives the borrow.
+                let fd = unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) };
+                sockopt::socket_error(fd)??;
             }
             Err(error) => return Err(error.into()),
         }
-        if !monoio::utils::is_legacy() {
-            rustix::io::ioctl_fionbio(&socket, false)?;
-        }
-        Socket::new(socket)
+        Socket::new(stream)
     }
 
-    /// Starts a read that appends at most `most` bytes to `buf`, which must have that much room.
-    /// The buffer comes back from [`Socket::poll_read`].
-    pub fn arm(&mut self, buf: Vec<u8>, most: usize) {
-        self.inbox.arm(buf, most);
-    }
-
-    /// Whether a read is pending or its result waits to be taken.
-    pub fn is_armed(&self) -> bool {
-        !matches!(&*self.inbox.post.borrow(), Read::Idle)
-    }
-
-    /// The armed read: how many bytes were appended (0 = the peer has finished sending), and the
-    /// buffer. Never ready while nothing is armed.
-    pub fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<(io::Result<usize>, Vec<u8>)> {
-        self.inbox.poll(cx)
-    }
-
-    /// Ready when the armed read has ended; [`Socket::poll_read`] then gives its result.
+    /// Ready when there is something to read: bytes, the peer's end, or an error. It stays ready
+    /// until [`Socket::poll_recv`] has taken what there was.
     pub fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.inbox.advance(cx);
-        match &*self.inbox.post.borrow() {
-            Read::Done(..) => Poll::Ready(()),
-            _ => Poll::Pending,
+        if self.drained {
+            std::task::ready!(self.readable.poll(&self.wire, cx));
+            self.drained = false;
+        }
+        Poll::Ready(())
+    }
+
+    /// Appends what has come to `buf`, at most `most` bytes; room is made only then. How many
+    /// bytes; 0 = the peer has finished sending. Each read waits for its own turn of the shard, so
+    /// that a peer that never pauses starves nobody.
+    pub fn poll_recv(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut Vec<u8>,
+        most: usize,
+    ) -> Poll<io::Result<usize>> {
+        debug_assert!(most > 0, "a read needs room");
+        loop {
+            std::task::ready!(self.poll_readable(cx));
+            if let Some(read) = self.recv(buf, most) {
+                return Poll::Ready(read);
+            }
         }
     }
 
-    /// Arms and awaits one read. Dropped before its end, the read stays armed.
-    pub async fn read(&mut self, buf: Vec<u8>) -> (io::Result<usize>, Vec<u8>) {
-        let room = buf.capacity() - buf.len();
-        self.arm(buf, room);
-        std::future::poll_fn(|cx| self.poll_read(cx)).await
+    /// [`Socket::poll_recv`] once [`Socket::poll_readable`] was ready; `None` if there is nothing
+    /// after all.
+    pub fn recv(&mut self, buf: &mut Vec<u8>, most: usize) -> Option<io::Result<usize>> {
+        if buf.capacity() - buf.len() < most {
+            buf.reserve(most);
+        }
+        let held = buf.len();
+        let spare = &mut buf.spare_capacity_mut()[..most];
+        let read = loop {
+            match rustix::net::recv(&*self, &mut *spare, RecvFlags::DONTWAIT) {
+                Err(Errno::INTR) => {}
+                read => break read,
+            }
+        };
+        self.drained = true;
+        match read {
+            Ok((_, 0)) => Some(Ok(0)),
+            Err(Errno::AGAIN) => None,
+            Err(error) => Some(Err(error.into())),
+            Ok((_, received)) => {
+                // SAFETY: the kernel has written `received` bytes to the room behind `buf`'s end.
+                unsafe { buf.set_len(held + received) };
+                Some(Ok(received))
+            }
+        }
     }
 
     /// Writes what the kernel takes at once: one syscall.
@@ -424,11 +465,15 @@ impl Socket {
     }
 
     /// Writes pieces one after the other: in one syscall what the kernel takes at once; a copy of
-    /// the rest is queued. True if nothing had to be. Not while something is queued.
+    /// the rest is queued, behind what is queued already. True if nothing had to be.
     ///
     /// # Errors
     /// The connection is broken.
     pub fn send_pieces(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<bool> {
+        if self.written < self.queued.len() {
+            pieces.iter().for_each(|piece| self.queued.extend_from_slice(piece));
+            return Ok(false);
+        }
         let whole: usize = pieces.iter().map(|piece| piece.len()).sum();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         let sent = match pieces {
@@ -448,38 +493,53 @@ impl Socket {
             skip -= from;
             rest.extend_from_slice(&piece[from..]);
         }
-        self.queue(rest, 0);
+        self.queue(rest);
         Ok(false)
     }
 
-    /// Reads what has arrived, without waiting: one syscall. Not while a read is armed.
+    /// Whether the peer has finished sending or sent something, by asking the kernel: one syscall.
+    pub fn has_stirred(&self) -> bool {
+        let peeked = rustix::net::recv(self, &mut [0; 1], RecvFlags::DONTWAIT | RecvFlags::PEEK);
+        !matches!(peeked, Err(Errno::AGAIN))
+    }
+
+    /// Hands `buf` over to be written whole; [`Socket::poll_flush`] says when it was. Not while
+    /// something is queued.
+    pub fn queue(&mut self, buf: Vec<u8>) {
+        self.queued = buf;
+        self.written = 0;
+        self.stuffed = true;
+    }
+
+    /// Ready when nothing is queued any more: how the last write ended.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.written < self.queued.len() {
+            if self.stuffed {
+                let wire = &self.wire;
+                let writable = self.writable.get_or_insert_with(|| Readiness::write(wire.clone()));
+                std::task::ready!(writable.poll(wire, cx));
+                self.stuffed = false;
+            }
+            match self.try_send(&self.queued[self.written..]) {
+                Ok(sent) => self.written += sent,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.stuffed = true,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.queued = Vec::new();
+                    return Poll::Ready(Err(error));
+                }
+            }
+        }
+        self.queued = Vec::new();
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes all of `bytes`: directly what the kernel takes, a copy of the rest when it does.
     ///
     /// # Errors
-    /// `WouldBlock` when there is nothing, or the connection is broken.
-    pub fn try_recv(&self, into: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::net::recv(self, into, RecvFlags::DONTWAIT)?.0)
-    }
-
-    /// Hands `buf[from..]` over to be written whole; [`Socket::poll_flush`] says when it was.
-    /// Not while something is queued.
-    pub fn queue(&mut self, buf: Vec<u8>, from: usize) {
-        self.outbox.queue(buf, from);
-    }
-
-    /// Ready when nothing is queued: how the last write ended, and its buffer.
-    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<(io::Result<()>, Vec<u8>)> {
-        self.outbox.poll(cx)
-    }
-
-    /// Writes all of `buf`: directly what the kernel takes, the rest when it does.
-    pub async fn send(&mut self, buf: Vec<u8>) -> (io::Result<()>, Vec<u8>) {
-        let sent = match self.try_send(&buf) {
-            Ok(sent) if sent == buf.len() => return (Ok(()), buf),
-            Ok(sent) => sent,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            Err(error) => return (Err(error), buf),
-        };
-        self.queue(buf, sent);
+    /// The connection is broken.
+    pub async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.send_pieces(&[IoSlice::new(bytes)])?;
         std::future::poll_fn(|cx| self.poll_flush(cx)).await
     }
 
@@ -516,8 +576,7 @@ impl Socket {
         let _ = rustix::net::shutdown(self, Shutdown::Both);
     }
 
-    /// Ends the connection with a reset, for an answer that must not look whole. Lingering for no
-    /// time would not do: the runtime says FIN before it closes.
+    /// Ends the connection with a reset, for an answer that must not look whole.
     pub fn reset(&self) {
         let _ = rustix::net::connect_unspec(self);
     }
@@ -525,157 +584,59 @@ impl Socket {
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: `inbox` holds the stream that owns the descriptor for as long as `self` lives.
+        // SAFETY: `wire` holds the stream that owns the descriptor for as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 }
 
-/// The pending read of a socket: one long-lived future that reads again each time it is armed,
-/// so that no read allocates and none has to be dropped.
-struct Inbox {
-    post: Rc<RefCell<Read>>,
-    reader: Pin<Box<dyn Future<Output = ()>>>,
+/// The runtime's handle of a socket, as its [`Readiness`]es share it.
+struct Wire {
+    stream: TcpStream,
+    /// What the polled readiness found; taken right behind the poll.
+    stirred: Cell<bool>,
 }
 
-enum Read {
-    Idle,
-    Armed(Vec<u8>, usize),
-    InFlight,
-    Done(io::Result<usize>, Vec<u8>),
-}
+/// The question whether a socket can be read or written: one long-lived future that asks again
+/// each time it was answered, so that asking allocates nothing.
+struct Readiness(Pin<Box<dyn Future<Output = ()>>>);
 
-impl Inbox {
-    fn new(mut stream: OwnedReadHalf<TcpStream>) -> Inbox {
-        let post = Rc::new(RefCell::new(Read::Idle));
-        let shared = post.clone();
-        let reader = async move {
+impl Readiness {
+    fn read(wire: Rc<Wire>) -> Readiness {
+        Readiness(Box::pin(async move {
             loop {
-                // Woken by nobody: whoever arms it polls it.
-                let (buf, most) = std::future::poll_fn(|_| {
-                    let mut post = shared.borrow_mut();
-                    match std::mem::replace(&mut *post, Read::InFlight) {
-                        Read::Armed(buf, most) => Poll::Ready((buf, most)),
-                        other => {
-                            *post = other;
-                            Poll::Pending
-                        }
-                    }
-                })
-                .await;
-                let start = buf.len();
-                let (result, slice) = stream.read(buf.slice_mut(start..start + most)).await;
-                *shared.borrow_mut() = Read::Done(result, slice.into_inner());
+                // An error shows when the socket is read.
+                let _ = wire.stream.readable(false).await;
+                wire.stirred.set(true);
+                breathe().await;
             }
-        };
-        Inbox { post, reader: Box::pin(reader) }
+        }))
     }
 
-    fn arm(&mut self, buf: Vec<u8>, most: usize) {
-        debug_assert!(most > 0 && buf.capacity() - buf.len() >= most, "a read needs room");
-        let before = std::mem::replace(&mut *self.post.borrow_mut(), Read::Armed(buf, most));
-        debug_assert!(matches!(before, Read::Idle), "one read at a time");
-    }
-
-    /// Lets the reader go on, unless it has nothing to do or its last result is still here.
-    fn advance(&mut self, cx: &mut Context<'_>) {
-        let busy = matches!(&*self.post.borrow(), Read::Armed(..) | Read::InFlight);
-        if busy {
-            let _ = self.reader.as_mut().poll(cx);
-        }
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(io::Result<usize>, Vec<u8>)> {
-        self.advance(cx);
-        let mut post = self.post.borrow_mut();
-        match std::mem::replace(&mut *post, Read::Idle) {
-            Read::Done(result, buf) => Poll::Ready((result, buf)),
-            other => {
-                *post = other;
-                Poll::Pending
+    fn write(wire: Rc<Wire>) -> Readiness {
+        Readiness(Box::pin(async move {
+            loop {
+                let _ = wire.stream.writable(false).await;
+                wire.stirred.set(true);
+                breathe().await;
             }
-        }
+        }))
+    }
+
+    /// Ready once for each answer; the next poll asks again.
+    fn poll(&mut self, wire: &Wire, cx: &mut Context<'_>) -> Poll<()> {
+        let _ = self.0.as_mut().poll(cx);
+        if wire.stirred.take() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
-/// The pending write of a socket. Most writes go straight to the kernel and need none; the
-/// future is made when the peer falls behind for the first time.
-enum Outbox {
-    Direct(Option<OwnedWriteHalf<TcpStream>>),
-    Queued { post: Rc<RefCell<Write>>, writer: Pin<Box<dyn Future<Output = ()>>> },
-}
-
-enum Write {
-    Idle,
-    Queued(Vec<u8>, usize),
-    InFlight,
-    Done(io::Result<()>, Vec<u8>),
-}
-
-impl Outbox {
-    fn queue(&mut self, buf: Vec<u8>, from: usize) {
-        match self {
-            Outbox::Queued { post, .. } => *post.borrow_mut() = Write::Queued(buf, from),
-            Outbox::Direct(stream) => {
-                let Some(mut stream) = stream.take() else { return };
-                let post = Rc::new(RefCell::new(Write::Queued(buf, from)));
-                let shared = post.clone();
-                let writer = async move {
-                    loop {
-                        let (buf, from) = std::future::poll_fn(|_| {
-                            let mut post = shared.borrow_mut();
-                            match std::mem::replace(&mut *post, Write::InFlight) {
-                                Write::Queued(buf, from) => Poll::Ready((buf, from)),
-                                other => {
-                                    *post = other;
-                                    Poll::Pending
-                                }
-                            }
-                        })
-                        .await;
-                        let (result, buf) = write_from(&mut stream, buf, from).await;
-                        *shared.borrow_mut() = Write::Done(result, buf);
-                    }
-                };
-                *self = Outbox::Queued { post, writer: Box::pin(writer) };
-            }
-        }
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(io::Result<()>, Vec<u8>)> {
-        let Outbox::Queued { post, writer } = self else {
-            return Poll::Ready((Ok(()), Vec::new()));
-        };
-        if !matches!(&*post.borrow(), Write::Idle) {
-            let _ = writer.as_mut().poll(cx);
-        }
-        let mut post = post.borrow_mut();
-        match std::mem::replace(&mut *post, Write::Idle) {
-            Write::Done(result, buf) => Poll::Ready((result, buf)),
-            Write::Idle => Poll::Ready((Ok(()), Vec::new())),
-            other => {
-                *post = other;
-                Poll::Pending
-            }
-        }
-    }
-}
-
-async fn write_from(
-    stream: &mut OwnedWriteHalf<TcpStream>,
-    mut buf: Vec<u8>,
-    mut from: usize,
-) -> (io::Result<()>, Vec<u8>) {
-    while from < buf.len() {
-        let (result, slice) = stream.write(buf.slice(from..)).await;
-        buf = slice.into_inner();
-        match result {
-            Ok(0) => return (Err(io::ErrorKind::WriteZero.into()), buf),
-            Ok(sent) => from += sent,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return (Err(error), buf),
-        }
-    }
-    (Ok(()), buf)
+/// Pending once, woken by nobody.
+async fn breathe() {
+    let mut first = true;
+    std::future::poll_fn(|_| match std::mem::take(&mut first) {
+        true => Poll::Pending,
+        false => Poll::Ready(()),
+    })
+    .await;
 }
 
 fn family(addr: SocketAddr) -> AddressFamily {

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 use crate::client::{self, Client, NoBody, NoRequest};
 use crate::meter::{Ending, Failure, Meter};
-use crate::pool::{Addresses, Conn, Pool};
+use crate::pool::{Addresses, Conn, Pool, READ};
 use crate::pure::answer::{self, Refusal};
 use crate::pure::board::{Hold, Totals};
 use crate::pure::body;
@@ -138,6 +138,8 @@ struct Shard {
     ids: Ids,
     /// Bytes being put together to be sent at once; empty between two uses.
     scratch: RefCell<Vec<u8>>,
+    /// What a backend has just sent, until it is passed on; empty between two uses.
+    incoming: RefCell<Vec<u8>>,
     draining: Cell<bool>,
     stopping: Cell<bool>,
     /// A waker for each connection's task, to tell idle ones that we drain.
@@ -160,6 +162,7 @@ impl Shard {
             meter: RefCell::new(meter),
             ids: Ids::new(Rng::seeded(seed).next_u64()),
             scratch: RefCell::default(),
+            incoming: RefCell::default(),
             draining: Cell::new(false),
             stopping: Cell::new(false),
             connections: RefCell::default(),
@@ -226,6 +229,15 @@ impl Shard {
         let pool = &plan.pools[backend.pool.index()];
         let share = pool.idle.div_ceil(self.shards);
         self.pool.borrow_mut().put(backend, pool, share, conn, rt::now());
+    }
+
+    /// Gets the buffer back that was taken from `incoming`.
+    fn take_back(&self, mut buf: Vec<u8>) {
+        buf.clear();
+        let mut mine = self.incoming.borrow_mut();
+        if buf.capacity() > mine.capacity() {
+            *mine = buf;
+        }
     }
 
     /// Lends the scratch buffer to `fill` and then to `send`.
@@ -371,7 +383,6 @@ async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
     let route = &plan.routes[call.route.index()];
     trip.done.route = route.series;
     trip.shard.policy.borrow_mut().request(&plan, call.route, trip.began);
-    client.watch();
 
     let mut tried: Vec<BackendId> = Vec::new();
     loop {
@@ -512,8 +523,7 @@ async fn inspect(
         });
     }
     if client.head.expect_continue {
-        let (sent, _) = client.socket.send(h1::CONTINUE.to_vec()).await;
-        sent.map_err(|_| Stop::Gone)?;
+        client.socket.send(h1::CONTINUE).await.map_err(|_| Stop::Gone)?;
     }
     // What nobody needs to look into, and is too large to hold for nothing, passes as it comes.
     let upload = inspector.is_none() && is_large(client.head.framing);
@@ -642,7 +652,7 @@ async fn place(
             let text = "Every backend for this model is busy. Try again shortly.";
             return Err(Refusal::busy("overloaded", text, Duration::from_secs(1)).into());
         }
-        client.timer.set(Some(deadline));
+        client.set_timer(Some(deadline));
         let mut polled = false;
         let gone = std::future::poll_fn(|cx| {
             if client.poll_gone(plan.server.half_close, cx).is_ready() {
@@ -651,7 +661,7 @@ async fn place(
             if std::mem::replace(&mut polled, true) {
                 return Poll::Ready(false);
             }
-            let _ = client.timer.poll(cx);
+            let _ = client.poll_timer(cx);
             trip.shard.parked.borrow_mut().push_back(cx.waker().clone());
             Poll::Pending
         });
@@ -828,8 +838,8 @@ async fn head(
     let mut beat = trip.heartbeat(call).map(|every| (every, trip.sent_at + every));
     let mut interim = 0;
     loop {
-        if !wires.conn.socket.is_armed() {
-            let conn = &mut *wires.conn;
+        let conn = &mut *wires.conn;
+        if !conn.buf.is_empty() {
             match h1::parse_response(&conn.buf, &limits, wires.client.head.method, &mut conn.head) {
                 Ok(Parse::Complete) if conn.head.is_interim() && interim < INTERIM_MAX => {
                     interim += 1;
@@ -838,15 +848,18 @@ async fn head(
                 }
                 Ok(Parse::Complete) if conn.head.is_interim() => return Err(NoHead::Rubbish),
                 Ok(Parse::Complete) => return Ok(()),
-                Ok(Parse::Partial) => conn.arm(),
+                Ok(Parse::Partial) => {}
                 Err(_) => return Err(NoHead::Rubbish),
             }
         }
-        wires.client.timer.set(earlier(deadline, beat.map(|(_, at)| at)));
+        wires.client.set_timer(earlier(deadline, beat.map(|(_, at)| at)));
         match wires.wake().await {
-            Wake::Backend(Ok(1..)) | Wake::Sent | Wake::Flushed(_) => {}
-            Wake::Backend(Ok(0)) => return Err(NoHead::Closed),
-            Wake::Backend(Err(_)) => return Err(NoHead::Reset),
+            Wake::Backend => match wires.conn.read_head() {
+                Some(Ok(0)) => return Err(NoHead::Closed),
+                Some(Err(_)) => return Err(NoHead::Reset),
+                Some(Ok(_)) | None => {}
+            },
+            Wake::Sent | Wake::Flushed(_) => {}
             Wake::Gone => return Err(NoHead::Gone),
             Wake::Stop => return Err(NoHead::Stopped),
             Wake::Time => {
@@ -871,8 +884,8 @@ const INTERIM_MAX: usize = 16;
 
 /// Passes the answer on, piece by piece, until it or one of the two sides ends.
 ///
-/// The loop runs once per chunk: a read that was already pending, one scan, one write, the next
-/// read; no lock, no allocation, no log line.
+/// The loop runs once per chunk: one read, one scan, one write, and the question for more; no lock,
+/// no allocation, no log line.
 async fn relay(
     trip: &mut Trip,
     client: &mut Client,
@@ -899,13 +912,16 @@ async fn relay(
         false => timeouts.chunk.map(|chunk| last + chunk),
     };
     let mut beat = trip.heartbeat(call).filter(|_| streamed).map(|every| (every, last + every));
+    // What came along with the head is passed on first, even if that is nothing.
+    let mut incoming = std::mem::take(&mut conn.buf);
+    let mut came = true;
     let mut wires = Wires::new(&shard, client, &mut conn, plan.server.half_close);
     let end = loop {
-        if !wires.conn.socket.is_armed() && !wires.flushing() {
+        if std::mem::take(&mut came) {
             let now = rt::now();
             let pushed = shard.compose(|out| {
                 out.append(&mut wires.client.out);
-                let pushed = relay.push(&mut wires.conn.buf, out);
+                let pushed = relay.push(&mut incoming, out);
                 let hold = match &pushed {
                     Ok((progress, _)) => {
                         held && !progress.content && progress.end.is_none() && out.len() <= HELD_MAX
@@ -921,12 +937,13 @@ async fn relay(
                 }
                 pushed
             });
+            let length = incoming.len();
+            shard.take_back(std::mem::take(&mut incoming));
             let (progress, used) = match pushed {
                 Ok(pushed) => pushed,
                 Err(broken) => break Err(Ruin::Broken(broken)),
             };
-            wires.conn.spoiled |= used < wires.conn.buf.len();
-            wires.conn.buf.clear();
+            wires.conn.spoiled |= used < length;
             trip.done.bytes_out += progress.bytes as u64;
             if progress.error {
                 trip.failed(backend_id, Failure::InStreamError);
@@ -950,30 +967,34 @@ async fn relay(
                 *at = now + *every;
             }
         }
-        if let Some(since) = wires.flushing_since {
-            // The backend is not read while the client does not take what came: back-pressure.
-            wires.client.timer.set(Some(since + plan.server.send_timeout));
-        } else {
-            wires.conn.arm();
-            let next = earlier(deadline, total);
-            wires.client.timer.set(earlier(next, beat.map(|(_, at)| at)));
-        }
+        let next = match wires.flushing_since {
+            Some(since) => Some(since + plan.server.send_timeout),
+            None => earlier(earlier(deadline, total), beat.map(|(_, at)| at)),
+        };
+        wires.client.set_timer(next);
         match wires.wake().await {
-            Wake::Backend(Ok(1..)) | Wake::Sent => {}
-            Wake::Backend(Ok(0)) => {
-                wires.conn.spoiled = true;
-                let end = shard.compose(|out| {
-                    out.append(&mut wires.client.out);
-                    let end = relay.eof(out);
-                    if end.is_ok() {
-                        trip.head_sent = true;
-                        wires.tell(out, rt::now());
+            Wake::Backend => {
+                incoming = shard.incoming.take();
+                match wires.conn.socket.recv(&mut incoming, READ) {
+                    Some(Ok(1..)) => came = true,
+                    Some(Ok(0)) => {
+                        wires.conn.spoiled = true;
+                        let end = shard.compose(|out| {
+                            out.append(&mut wires.client.out);
+                            let end = relay.eof(out);
+                            if end.is_ok() {
+                                trip.head_sent = true;
+                                wires.tell(out, rt::now());
+                            }
+                            end
+                        });
+                        break end.map(|_| End::Whole).map_err(Ruin::Broken);
                     }
-                    end
-                });
-                break end.map(|_| End::Whole).map_err(Ruin::Broken);
+                    Some(Err(_)) => break Err(Ruin::Broken(Broken::Truncated)),
+                    None => shard.take_back(std::mem::take(&mut incoming)),
+                }
             }
-            Wake::Backend(Err(_)) => break Err(Ruin::Broken(Broken::Truncated)),
+            Wake::Sent => {}
             Wake::Flushed(since) => {
                 // The backend was not read meanwhile: its silence only starts now.
                 deadline = deadline.map(|deadline| deadline + rt::now().since(since));
@@ -1062,9 +1083,8 @@ async fn drain(
     let mut timer = Timer::new();
     timer.set(Some(rt::now() + DRAIN_WITHIN));
     loop {
-        conn.arm();
         let read = std::future::poll_fn(|cx| {
-            if let Poll::Ready(read) = conn.poll_read(cx) {
+            if let Poll::Ready(read) = conn.socket.poll_recv(cx, &mut conn.buf, DRAIN_READ) {
                 return Poll::Ready(Some(read));
             }
             timer.poll(cx).map(|()| None)
@@ -1081,6 +1101,7 @@ async fn drain(
 }
 
 const DRAIN_WITHIN: Duration = Duration::from_secs(1);
+const DRAIN_READ: usize = 2 * 1024;
 
 fn is_event_stream(conn: &Conn) -> bool {
     let kind = conn.head.field(&conn.buf, Known::ContentType).unwrap_or_default();

@@ -27,7 +27,6 @@ pub async fn serve(socket: Socket, floor: Rc<Floor>, number: u64) {
         number,
         served: 0,
         inbox: Vec::new(),
-        spare: Vec::new(),
         gone: None,
         timer: Timer::new(),
         out: Vec::new(),
@@ -44,8 +43,6 @@ pub async fn serve(socket: Socket, floor: Rc<Floor>, number: u64) {
                 break;
             }
             Then::Reset => {
-                // Dissolving the association sends the reset now. A lingering close would not:
-                // the runtime's write half says FIN when it is dropped.
                 conn.socket.reset();
                 return;
             }
@@ -90,8 +87,6 @@ pub struct Conn {
     served: u64,
     /// Received and not yet used.
     inbox: Vec<u8>,
-    /// The read buffer while no read is pending.
-    spare: Vec<u8>,
     gone: Option<Gone>,
     timer: Timer,
     /// What is being written, reused.
@@ -495,7 +490,7 @@ impl Conn {
 
     // ---- the socket -------------------------------------------------------------------------
 
-    /// One read's worth of input, or why there will be none. A read is pending after `Pending`.
+    /// One read's worth of input, or why there will be none.
     fn poll_input(&mut self, cx: &mut Context<'_>, size: usize) -> Poll<Result<(), Gone>> {
         if let Some(gone) = self.gone {
             return Poll::Ready(Err(gone));
@@ -504,16 +499,7 @@ impl Conn {
             self.gone = Some(Gone::Stopped);
             return Poll::Ready(Err(Gone::Stopped));
         }
-        if !self.socket.is_armed() {
-            let mut buf = std::mem::take(&mut self.spare);
-            buf.clear();
-            buf.reserve(size);
-            self.socket.arm(buf, size);
-        }
-        let (result, buf) = ready!(self.socket.poll_read(cx));
-        self.inbox.extend_from_slice(&buf);
-        // An idle connection should not hold the buffer of a large body.
-        self.spare = if buf.capacity() > BODY_READ { Vec::new() } else { buf };
+        let result = ready!(self.socket.poll_recv(cx, &mut self.inbox, size));
         Poll::Ready(match result {
             Ok(1..) => Ok(()),
             // The client's end of sending counts as leaving, as it does for vLLM and llama.cpp.
@@ -581,12 +567,12 @@ impl Conn {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => 0,
             Err(_) => return Err(self.broken()),
         };
-        self.socket.queue(bytes[sent..].to_vec(), 0);
+        self.socket.queue(bytes[sent..].to_vec());
         let flushed = std::future::poll_fn(|cx| {
             if let Poll::Ready(gone) = self.poll_gone(cx) {
                 return Poll::Ready(Err(gone));
             }
-            self.socket.poll_flush(cx).map(|(result, _)| Ok(result))
+            self.socket.poll_flush(cx).map(Ok)
         })
         .await?;
         flushed.map_err(|_| self.broken())

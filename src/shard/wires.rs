@@ -1,12 +1,11 @@
 //! The two sockets of a request, waited on together, and the connections of a shard.
 
-use std::io;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use super::Shard;
-use crate::client::{Body, Client};
+use crate::client::{Beside, Body, Client};
 use crate::pool::Conn;
 use crate::pure::h1;
 use crate::pure::plan::{HalfClose, Server};
@@ -29,8 +28,8 @@ pub struct Wires<'a> {
 
 /// What happened next.
 pub enum Wake {
-    /// The backend's pending read: bytes appended to `conn.buf`, 0 at its end.
-    Backend(io::Result<usize>),
+    /// The backend has sent something, or has closed: to be read.
+    Backend,
     /// The whole request has been handed to the kernel, or cannot be any more.
     Sent,
     /// The client has taken what was waiting since then.
@@ -49,6 +48,7 @@ impl<'a> Wires<'a> {
         conn: &'a mut Conn,
         half_close: HalfClose,
     ) -> Wires<'a> {
+        client.raise();
         Wires { client, conn, sending: false, flushing_since: None, shard, half_close, lost: false }
     }
 
@@ -62,33 +62,38 @@ impl<'a> Wires<'a> {
             if self.lost {
                 return Poll::Ready(Wake::Gone);
             }
-            if let Some(since) = self.flushing_since
-                && let Poll::Ready((flushed, _)) = self.client.socket.poll_flush(cx)
-            {
-                self.flushing_since = None;
-                return Poll::Ready(match flushed {
-                    Ok(()) => Wake::Flushed(since),
-                    Err(_) => Wake::Gone,
-                });
-            }
-            if let Poll::Ready(read) = self.conn.poll_read(cx) {
-                return Poll::Ready(Wake::Backend(read));
+            match self.flushing_since {
+                Some(since) => {
+                    if let Poll::Ready(flushed) = self.client.socket.poll_flush(cx) {
+                        self.flushing_since = None;
+                        return Poll::Ready(match flushed {
+                            Ok(()) => Wake::Flushed(since),
+                            Err(_) => Wake::Gone,
+                        });
+                    }
+                }
+                // Back-pressure: the backend is not read while the client does not take what came.
+                None => {
+                    if self.conn.socket.poll_readable(cx).is_ready() {
+                        return Poll::Ready(Wake::Backend);
+                    }
+                }
             }
             if self.sending
-                && let Poll::Ready((sent, _)) = self.conn.socket.poll_flush(cx)
+                && let Poll::Ready(sent) = self.conn.socket.poll_flush(cx)
             {
                 self.sending = false;
                 // It may have answered early and closed: what it said is still to be read.
                 self.conn.spoiled |= sent.is_err();
                 return Poll::Ready(Wake::Sent);
             }
-            if self.client.poll_gone(self.half_close, cx).is_ready() {
-                return Poll::Ready(Wake::Gone);
-            }
             if self.shard.stopping.get() {
                 return Poll::Ready(Wake::Stop);
             }
-            self.client.timer.poll(cx).map(|()| Wake::Time)
+            self.client.poll_beside(self.half_close, cx).map(|beside| match beside {
+                Beside::Gone => Wake::Gone,
+                Beside::Time => Wake::Time,
+            })
         })
         .await
     }
@@ -115,16 +120,16 @@ impl<'a> Wires<'a> {
     /// Waits until the client has taken everything; false if it leaves or takes longer than
     /// `limit`.
     pub async fn flushed(&mut self, limit: Duration) -> bool {
-        self.client.timer.set(self.flushing_since.map(|since| since + limit));
+        self.client.set_timer(self.flushing_since.map(|since| since + limit));
         !self.lost
             && std::future::poll_fn(|cx| {
                 if self.flushing_since.is_none() {
                     return Poll::Ready(true);
                 }
-                if let Poll::Ready((flushed, _)) = self.client.socket.poll_flush(cx) {
+                if let Poll::Ready(flushed) = self.client.socket.poll_flush(cx) {
                     return Poll::Ready(flushed.is_ok());
                 }
-                self.client.timer.poll(cx).map(|()| false)
+                self.client.poll_timer(cx).map(|()| false)
             })
             .await
     }
@@ -146,13 +151,14 @@ pub enum Upload {
 impl Wires<'_> {
     /// Waits for whatever comes first while a body passes.
     pub async fn wake_uploading(&mut self, body: &Body, server: &Server) -> Upload {
-        self.client.timer.set(match self.sending {
+        self.client.set_timer(match self.sending {
             true => Some(rt::now() + server.send_timeout),
             false => body.deadline(server),
         });
+        self.client.raise();
         std::future::poll_fn(|cx| {
             if self.sending {
-                if let Poll::Ready((sent, _)) = self.conn.socket.poll_flush(cx) {
+                if let Poll::Ready(sent) = self.conn.socket.poll_flush(cx) {
                     self.sending = false;
                     self.conn.spoiled |= sent.is_err();
                     return Poll::Ready(Upload::Went);
@@ -163,13 +169,13 @@ impl Wires<'_> {
                     _ => Upload::Gone,
                 });
             }
-            if self.conn.poll_ready(cx).is_ready() {
+            if self.conn.socket.poll_readable(cx).is_ready() {
                 return Poll::Ready(Upload::Answered);
             }
             if self.shard.stopping.get() {
                 return Poll::Ready(Upload::Gone);
             }
-            self.client.timer.poll(cx).map(|()| Upload::Slow)
+            self.client.poll_timer(cx).map(|()| Upload::Slow)
         })
         .await
     }
@@ -226,12 +232,12 @@ impl Drop for Seat {
 
 /// Waits until the client has taken what is queued for it, at most `limit`.
 pub async fn flush(client: &mut Client, limit: Duration) {
-    client.timer.set(Some(rt::now() + limit));
+    client.set_timer(Some(rt::now() + limit));
     std::future::poll_fn(|cx| {
         if client.socket.poll_flush(cx).is_ready() {
             return Poll::Ready(());
         }
-        client.timer.poll(cx)
+        client.poll_timer(cx)
     })
     .await;
 }
