@@ -192,13 +192,15 @@ impl Shard {
             match self.shared.phase() {
                 Phase::Running => {}
                 Phase::Draining => {
-                    self.draining.set(true);
-                    // Their tasks hold the last handles, and end.
-                    listeners.drain(..).for_each(|listener| listener.close());
-                    self.connections.borrow().wake_all();
-                    if self.connections.borrow().is_empty() {
+                    // The listeners' tasks hold the last handles. They need a turn to end in, even
+                    // where nothing else does: what is left behind would take connections that
+                    // nobody serves.
+                    if listeners.is_empty() && self.connections.borrow().is_empty() {
                         break;
                     }
+                    self.draining.set(true);
+                    listeners.drain(..).for_each(|listener| listener.close());
+                    self.connections.borrow().wake_all();
                 }
                 Phase::Stopping => {
                     self.stopping.set(true);

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustix::process::{Resource, Rlimit};
@@ -125,7 +126,9 @@ pub fn listeners(
     Ok(all)
 }
 
-/// Binds alone, without `SO_REUSEPORT`: fails if any other socket listens there.
+/// Binds alone, without `SO_REUSEPORT`: fails if any other socket listens there. One that belongs to
+/// no process any more is waited for: the kernel takes an io_uring apart some time after the process
+/// has ended, and a restart would otherwise trip over the listener of its predecessor.
 fn probe(address: SocketAddr) -> Result<(), Obstacle> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let attempt = || -> rustix::io::Result<()> {
@@ -138,14 +141,24 @@ fn probe(address: SocketAddr) -> Result<(), Obstacle> {
         }
         rustix::net::bind(&socket, &address)
     };
-    match attempt() {
-        Ok(()) => Ok(()),
-        Err(rustix::io::Errno::ADDRINUSE) => {
-            Err(Obstacle::Taken { address, by: who_listens(address.port()) })
+    let began = Instant::now();
+    loop {
+        match attempt() {
+            Ok(()) => return Ok(()),
+            Err(rustix::io::Errno::ADDRINUSE) => {
+                let by = who_listens(address.port());
+                if by.is_some() || began.elapsed() > REMNANT {
+                    return Err(Obstacle::Taken { address, by });
+                }
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(error) => return Err(Obstacle::Bind { address, error: error.into() }),
         }
-        Err(error) => Err(Obstacle::Bind { address, error: error.into() }),
     }
 }
+
+/// How long a listener that nobody holds may take to disappear; 20 ms have been seen.
+const REMNANT: Duration = Duration::from_secs(2);
 
 /// `nginx (process 812)`, as far as /proc shows it to us.
 fn who_listens(port: u16) -> Option<String> {

@@ -193,6 +193,16 @@ fn a_bad_reload_changes_nothing() {
     assert_eq!(gateway.admin("POST /reload").0, 200);
 }
 
+/// Whether any socket of this machine listens on `port` of 127.0.0.1.
+fn listens(port: u16) -> bool {
+    let table = std::fs::read_to_string("/proc/net/tcp").expect("Linux");
+    let local = format!("0100007F:{port:04X}");
+    table.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace().skip(1);
+        fields.next() == Some(&local) && fields.nth(1) == Some("0A")
+    })
+}
+
 #[test]
 fn sigterm_lets_streams_end_and_takes_nothing_new() {
     let backend = Listener::start();
@@ -215,7 +225,9 @@ fn sigterm_lets_streams_end_and_takes_nothing_new() {
     // Idle connections are closed, new ones are not taken.
     idle.gone();
     let address = gateway.address;
-    wait_for("a closed door", || Client::try_new(address).is_err().then_some(()));
+    // Of every shard, also of one that has nothing left to do.
+    wait_for("closed doors", || (!listens(address.port())).then_some(()));
+    assert!(Client::try_new(address).is_err());
     assert_eq!(gateway.admin("GET /readyz").0, 503);
     assert_eq!(gateway.admin("GET /healthz").0, 200);
     // What runs goes on, chunk by chunk, and is whole.
@@ -274,6 +286,21 @@ fn a_gateway_with_nothing_to_do_stops_at_once() {
         gateway.signal(signal);
         assert!(gateway.ended().success());
         gateway.log.until("\"chat\"");
+    }
+}
+
+/// The kernel takes the rings of a killed process apart after its end; its listeners live as long.
+#[test]
+fn a_restart_does_not_trip_over_the_process_that_was_killed() {
+    let backend = Backend::kind();
+    let mut config = Setup::to(backend.url()).text();
+    let mut gateway = Gateway::run(&config);
+    config = config.replacen("127.0.0.1:0", &gateway.address.to_string(), 1);
+    for round in 0..10 {
+        assert_eq!(gateway.ask(chat()).status(), 200);
+        gateway.signal(if round % 2 == 0 { Signal::KILL } else { Signal::TERM });
+        gateway.ended();
+        gateway = Gateway::run(&config);
     }
 }
 

@@ -200,6 +200,35 @@ fn a_connection_that_the_backend_closed_is_not_used() {
     assert_eq!(gateway.metric("forebay_stale_resends_total", &[]) as u64, 0);
 }
 
+/// llama.cpp promises to keep alive and says FIN right behind a stream or an error; what comes after
+/// it reads and forgets, so that nothing but the FIN itself tells that a request was lost.
+#[test]
+fn a_backend_that_closes_behind_an_answer_against_its_promise_loses_no_request() {
+    let backend = Listener::start();
+    let gateway = Setup::to(backend.url()).start();
+    let mut client = gateway.client();
+    let mut former: Vec<Peer> = Vec::new();
+    for round in 0..60 {
+        client.send(if round % 3 == 0 { chat() } else { stream() });
+        let (mut peer, _) = backend.request();
+        if round % 3 == 0 {
+            peer.send(json(400, "{\"error\":{\"message\":\"no\"}}"));
+        } else {
+            let events = chunk([&token("a"), FINISH, USAGE, DONE].concat());
+            peer.send([STREAM_HEAD.as_bytes(), &events, LAST_CHUNK.as_bytes()].concat());
+        }
+        peer.half_close();
+        former.push(peer);
+        let answer = client.answer();
+        assert!(answer.whole && matches!(answer.status(), 200 | 400), "{}", answer.text());
+    }
+    for mut peer in former {
+        assert!(peer.rest().is_empty(), "a request was sent to who had closed");
+    }
+    gateway.settled(60);
+    assert_eq!(gateway.metric("forebay_upstream_failures_total", &[]) as u64, 0);
+}
+
 #[test]
 fn a_full_backend_is_waited_for_and_then_said_to_be_full() {
     let backend = Listener::start();

@@ -263,6 +263,11 @@ impl Peer {
         }
     }
 
+    /// Sends no more, and still reads.
+    pub fn half_close(&self) {
+        self.stream.shutdown(Shutdown::Write).expect("open");
+    }
+
     /// Closes it orderly, in both directions.
     pub fn fin(self) {
         let _ = self.stream.shutdown(Shutdown::Both);
