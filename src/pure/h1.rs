@@ -284,6 +284,9 @@ fn request_head(buf: &[u8], limits: &Limits, request: &mut Request) -> Result<Pa
 
     request.head_len = start + len;
     request.version = if version == 0 { Version::Http10 } else { Version::Http11 };
+    if method.len() > METHOD_MAX {
+        return Err(METHOD_UNKNOWN);
+    }
     request.method = method_of(span(buf, method.as_bytes()), method)?;
     if target.len() > limits.target_bytes {
         return Err(TARGET_TOO_LONG);
@@ -317,10 +320,20 @@ fn request_head(buf: &[u8], limits: &Limits, request: &mut Request) -> Result<Pa
 
 /// What an incomplete head means: wait, or refuse because it can no longer fit.
 fn full(window: &[u8], limits: &Limits, scan: &Scan) -> Result<Parse, Refusal> {
-    // Room for a method and a version around the target.
-    let line_max = limits.target_bytes.saturating_add(64);
-    if scan.lines == 0 && window.len() - scan.start.min(window.len()) > line_max {
-        return Err(TARGET_TOO_LONG);
+    if scan.lines == 0 {
+        // The request line so far, held to the bounds of a whole one.
+        let line = window.get(scan.start..).unwrap_or_default();
+        match memchr::memchr(b' ', &line[..line.len().min(METHOD_MAX + 1)]) {
+            None if line.len() > METHOD_MAX => return Err(METHOD_UNKNOWN),
+            None => {}
+            Some(space) => {
+                let target = &line[space + 1..];
+                let length = memchr::memchr(b' ', target).unwrap_or(target.len());
+                if length > limits.target_bytes {
+                    return Err(TARGET_TOO_LONG);
+                }
+            }
+        }
     }
     if window.len() >= limits.head_bytes {
         return Err(HEAD_TOO_LARGE);
@@ -328,6 +341,9 @@ fn full(window: &[u8], limits: &Limits, scan: &Scan) -> Result<Parse, Refusal> {
     Ok(Parse::Partial)
 }
 
+/// No registered method is longer than 17 bytes.
+const METHOD_MAX: usize = 32;
+const METHOD_UNKNOWN: Refusal = Refusal { status: 501, message: "this method is not known" };
 const TARGET_TOO_LONG: Refusal = Refusal { status: 414, message: "the request target is too long" };
 const HEAD_TOO_LARGE: Refusal = Refusal { status: 431, message: "the request head is too large" };
 
@@ -352,9 +368,10 @@ fn version_refusal(text: &[u8]) -> Refusal {
     let line = text.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
     let mut parts = line.splitn(3, |&byte| byte == b' ').skip(2);
     match parts.next().and_then(|version| version.strip_prefix(b"HTTP/")) {
-        Some([b'0'..=b'9', b'.', b'0'..=b'9']) => {
-            Refusal { status: 505, message: "this version of HTTP is not supported" }
-        }
+        // As it arrives, another major version shows before all of it is there.
+        Some(
+            [b'0'..=b'9', b'.', b'0'..=b'9'] | [b'0' | b'2'..=b'9', b'.'] | [b'0' | b'2'..=b'9'],
+        ) => Refusal { status: 505, message: "this version of HTTP is not supported" },
         _ => refuse("malformed HTTP version"),
     }
 }

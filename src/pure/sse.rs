@@ -610,7 +610,7 @@ fn read_data(name: &[u8], data: &[u8]) -> Read {
     Read {
         fields: true,
         name: Type::named(name),
-        done: data.trim_ascii() == b"[DONE]",
+        done: data.trim_ascii() == Done::WORD,
         data_at: 0,
         gist: usage::read(data).unwrap_or_default(),
     }
@@ -621,6 +621,7 @@ fn read_data(name: &[u8], data: &[u8]) -> Read {
 struct Long {
     data: PlainScanner,
     data_lines: u64,
+    done: Done,
     fields: bool,
     /// The value of the last `event` line, as far as a known name can reach.
     name: Vec<u8>,
@@ -653,6 +654,7 @@ impl Long {
         let mut long = Long {
             data: PlainScanner::new(),
             data_lines: 0,
+            done: Done(0),
             fields: false,
             name: Vec::new(),
             part: Part::START,
@@ -699,6 +701,7 @@ impl Long {
                 }
                 Part::Value(Field::Data) => {
                     self.data.push(rest);
+                    self.done.push(rest);
                     return;
                 }
                 Part::Value(Field::Event) => {
@@ -716,6 +719,7 @@ impl Long {
             Field::Data => {
                 if self.data_lines > 0 {
                     self.data.push(b"\n");
+                    self.done.push(b"\n");
                 }
                 self.data_lines += 1;
             }
@@ -738,10 +742,35 @@ impl Long {
         Read {
             fields: self.fields,
             name: Type::named(&self.name),
-            done: false,
+            done: self.done.is_whole(),
             data_at: 0,
             gist: self.data.gist().unwrap_or_default(),
         }
+    }
+}
+
+/// Whether data that comes in pieces is `[DONE]`, white space around it aside: how much of the word
+/// has come, or one more than its length when it is something else.
+#[derive(Clone, Copy, Debug)]
+struct Done(usize);
+
+impl Done {
+    const WORD: &[u8] = b"[DONE]";
+
+    fn push(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            let around = self.0 == 0 || self.0 == Done::WORD.len();
+            if Done::WORD.get(self.0) == Some(byte) {
+                self.0 += 1;
+            } else if !(around && byte.is_ascii_whitespace()) {
+                self.0 = Done::WORD.len() + 1;
+                return;
+            }
+        }
+    }
+
+    fn is_whole(self) -> bool {
+        self.0 == Done::WORD.len()
     }
 }
 

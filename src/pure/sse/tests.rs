@@ -700,6 +700,27 @@ fn a_long_event_is_read_like_a_short_one_in_little_memory() {
 }
 
 #[test]
+fn a_long_last_event_is_the_last_however_it_comes() {
+    let filler = format!("x: {}\n", "y".repeat(HELD_BYTES_MAX));
+    for (data, last) in [
+        ("data: [DONE]", true),
+        ("data:  [DONE] \t", true),
+        ("data\ndata: [DONE]\ndata", true),
+        ("data: [DONE]x", false),
+        ("data: [DO\ndata: NE]", false),
+        ("data: [[DONE]", false),
+        ("data: [DONE", false),
+    ] {
+        let event = format!("{filler}{data}\n\n");
+        for size in [1, 7, HELD_BYTES_MAX, usize::MAX] {
+            let (events, tally) = scan(event.as_bytes().chunks(size));
+            assert_eq!(events[0].2.kind == Kind::Done, last, "{data:?} by {size}");
+            assert_eq!(tally.ending() == Ending::Done, last, "{data:?} by {size}");
+        }
+    }
+}
+
+#[test]
 fn a_line_without_end_stays_bounded() {
     const BYTES: usize = 10 << 20;
     for start in [&b"data: {\"choices\":[{\"delta\":{\"content\":\""[..], b"data: x", b"x", b": "] {

@@ -42,11 +42,6 @@ fn request(rng: &mut Rng, buf: &[u8]) {
     let limits = limits(rng);
     let mut whole = Request::default();
     let verdict = parse_request(buf, &limits, &mut whole);
-    // Known: until a request line has ended, a long method counts as target.
-    let line = begun(buf).split(|&byte| byte == b'\n').next().unwrap_or_default();
-    if verdict.is_ok() && line.len() >= limits.target_bytes.saturating_add(64) {
-        return;
-    }
     let mut drip = Request::default();
     if rng.below(2) == 0 {
         // What another message left behind must not matter.
