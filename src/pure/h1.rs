@@ -320,18 +320,17 @@ fn request_head(buf: &[u8], limits: &Limits, request: &mut Request) -> Result<Pa
 
 /// What an incomplete head means: wait, or refuse because it can no longer fit.
 fn full(window: &[u8], limits: &Limits, scan: &Scan) -> Result<Parse, Refusal> {
-    if scan.lines == 0 {
-        // The request line so far, held to the bounds of a whole one.
-        let line = window.get(scan.start..).unwrap_or_default();
-        match memchr::memchr(b' ', &line[..line.len().min(METHOD_MAX + 1)]) {
-            None if line.len() > METHOD_MAX => return Err(METHOD_UNKNOWN),
-            None => {}
-            Some(space) => {
-                let target = &line[space + 1..];
-                let length = memchr::memchr(b' ', target).unwrap_or(target.len());
-                if length > limits.target_bytes {
-                    return Err(TARGET_TOO_LONG);
-                }
+    // The request line, as far as it has come, is held to the bounds of a whole one.
+    let line = window.get(scan.start..).unwrap_or_default();
+    match memchr::memchr(b' ', &line[..line.len().min(METHOD_MAX + 1)]) {
+        None if line.len() > METHOD_MAX => return Err(METHOD_UNKNOWN),
+        None => {}
+        Some(space) => {
+            let target = &line[space + 1..];
+            let most = target.len().min(limits.target_bytes.saturating_add(1));
+            let length = memchr::memchr(b' ', &target[..most]).unwrap_or(most);
+            if length > limits.target_bytes {
+                return Err(TARGET_TOO_LONG);
             }
         }
     }
