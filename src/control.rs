@@ -30,6 +30,7 @@ use crate::export::AccessLog;
 use crate::meter::events::{self, Level, say};
 use crate::meter::{Catalog, Meter};
 use crate::pure::board::Registry;
+use crate::pure::limit::Windows;
 use crate::pure::plan::{AdminListen, Plan, Severity};
 use crate::pure::units::ShardId;
 use crate::rt::Driver;
@@ -331,6 +332,7 @@ async fn control(
     say_unresolved(&unresolved);
     let plan = Arc::new(plan);
     let shared = Arc::new(Shared::new(Arc::clone(&plan), totals, names.known()));
+    follow_calendar(&shared);
     let driver = claims.driver;
     let shards: Vec<_> = (0..).map(ShardId).zip(claims.cpus).zip(claims.listeners).collect();
     let count = shards.len();
@@ -430,6 +432,7 @@ async fn control(
             }
             _ = fold.tick() => {
                 desk.books.read(|_| ());
+                follow_calendar(&shared);
                 if let Some(addresses) = names.news() {
                     shared.addresses.store(Arc::new(addresses));
                 }
@@ -469,6 +472,16 @@ async fn control(
 fn say_unresolved(names: &[Box<str>]) {
     for name in names {
         say(Level::Warn, "backend_without_address", &[("name", name)]);
+    }
+}
+
+/// Tells the shards when a day, a week or a month has begun, or the wall clock was set.
+fn follow_calendar(shared: &Shared) {
+    let known = shared.windows.load();
+    // Seconds since 1970 are positive and whole enough.
+    let next = Windows::at(unix_seconds() as u64, crate::rt::now()).not_before(**known);
+    if next.differ(&known) {
+        shared.windows.store(Arc::new(next));
     }
 }
 

@@ -26,14 +26,16 @@ use crate::pure::body;
 use crate::pure::dialect::{self, Endpoint};
 use crate::pure::fields::Known;
 use crate::pure::h1::{self, Decoder, Framing, Method, Parse};
+use crate::pure::limit::{History, Windows};
 use crate::pure::multipart;
 use crate::pure::plan::{Plan, Timeouts};
 use crate::pure::policy::{Policy, Ticket, Verdict};
 use crate::pure::relay::{Broken, End};
 use crate::pure::tokens;
-use crate::pure::units::{BackendId, Instant, KeyId, Rng, RouteId, ShardId, TenantId};
+use crate::pure::units::{BackendId, Instant, KeyId, ModelId, Rng, RouteId, ShardId, TenantId};
 use crate::rt::{self, Driver, Listener, Timer};
 
+mod limits;
 mod trip;
 mod wires;
 
@@ -57,6 +59,8 @@ pub struct Shared {
     pub totals: Arc<Totals>,
     phase: AtomicU8,
     pub addresses: ArcSwap<Addresses>,
+    /// The day, week and month that it is; control follows the wall clock.
+    pub windows: ArcSwap<Windows>,
 }
 
 impl Shared {
@@ -66,6 +70,7 @@ impl Shared {
             totals,
             phase: AtomicU8::new(Phase::Running as u8),
             addresses: ArcSwap::from_pointee(addresses),
+            windows: ArcSwap::default(),
         }
     }
 
@@ -134,6 +139,8 @@ struct Shard {
     plan: RefCell<PlanRef>,
     policy: RefCell<Policy>,
     pool: RefCell<Pool>,
+    /// How long answers have been.
+    history: RefCell<History>,
     meter: RefCell<Meter>,
     ids: Ids,
     /// Bytes being put together to be sent at once; empty between two uses.
@@ -159,6 +166,7 @@ impl Shard {
             plan: RefCell::new(Rc::new(plan)),
             policy: RefCell::new(Policy::new(Rng::seeded(seed))),
             pool: RefCell::default(),
+            history: RefCell::default(),
             meter: RefCell::new(meter),
             ids: Ids::new(Rng::seeded(seed).next_u64()),
             scratch: RefCell::default(),
@@ -384,6 +392,7 @@ async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
     let call = inspect(trip, client, tenant).await?;
     let route = &plan.routes[call.route.index()];
     trip.done.route = route.series;
+    limits::reserve(trip, client, &call).await?;
     trip.shard.policy.borrow_mut().request(&plan, call.route, trip.began);
 
     let mut tried: Vec<BackendId> = Vec::new();
@@ -411,6 +420,12 @@ async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
 /// What is asked of a backend.
 struct Call {
     route: RouteId,
+    /// `None` for a path without a model, and for one that only a pattern names.
+    model: Option<ModelId>,
+    /// The longest answer that the client takes.
+    max_tokens: Option<u64>,
+    /// How many answers it wants.
+    answers: u64,
     /// The client wants a stream.
     stream: bool,
     /// Changes to the body; every other byte goes as it came.
@@ -556,6 +571,9 @@ async fn inspect(
         let stick = dialect::object_id(path).map(|id| hash(id.as_bytes()));
         return Ok(Call {
             route,
+            model: None,
+            max_tokens: None,
+            answers: 1,
             stream: false,
             splices: body::Splices::default(),
             hide: false,
@@ -567,7 +585,17 @@ async fn inspect(
     let seen = inspector.finish(body).map_err(bad_body)?;
     seen.require_model().map_err(bad_body)?;
     let asked = seen.model_str(body).unwrap_or_default();
-    let model = plan.model(&asked);
+    let mut model = plan.model(&asked);
+    if tenant.is_some_and(|tenant| !plan.may_use(tenant, &asked)) {
+        let text = "This key may not use this model.";
+        return Err(Refusal::invalid(403, text).param("model").code("model_not_allowed").into());
+    }
+    // Who has spent the budget is served by a cheaper model, where the file says so.
+    let downgrade = tenant.and_then(|tenant| trip.downgrade(tenant)).filter(|to| model != Some(*to));
+    if let Some(to) = downgrade {
+        trip.downgraded = Some(format!("{asked};{};budget", plan.models[to.index()].name));
+        model = Some(to);
+    }
     let canonical = match model {
         Some(model) => {
             trip.done.model = plan.models[model.index()].series;
@@ -575,17 +603,17 @@ async fn inspect(
         }
         None => &*asked,
     };
-    if tenant.is_some_and(|tenant| !plan.may_use(tenant, &asked)) {
-        let text = "This key may not use this model.";
-        return Err(Refusal::invalid(403, text).param("model").code("model_not_allowed").into());
-    }
+    let called = if downgrade.is_some() { canonical } else { &*asked };
     let route =
-        plan.route(Some(canonical), Some(&asked), path, &header).ok_or_else(no_such_model)?;
+        plan.route(Some(canonical), Some(called), path, &header).ok_or_else(no_such_model)?;
     let stream = seen.stream == Some(true);
     let ask_usage = stream && trip.done.path.reports_usage_on_demand() && !seen.asks_usage();
     let edit = body::Edit { model: (*asked != *canonical).then_some(canonical), ask_usage };
     Ok(Call {
         route,
+        model,
+        max_tokens: seen.max_tokens,
+        answers: seen.n.unwrap_or(1).max(1),
         stream,
         splices: body::splices(&seen, body, &edit),
         hide: ask_usage,
@@ -654,23 +682,26 @@ async fn place(
             let text = "Every backend for this model is busy. Try again shortly.";
             return Err(Refusal::busy("overloaded", text, Duration::from_secs(1)).into());
         }
-        client.set_timer(Some(deadline));
-        let mut polled = false;
-        let gone = std::future::poll_fn(|cx| {
-            if client.poll_gone(plan.server.half_close, cx).is_ready() {
-                return Poll::Ready(true);
-            }
-            if std::mem::replace(&mut polled, true) {
-                return Poll::Ready(false);
-            }
-            let _ = client.poll_timer(cx);
-            trip.shard.parked.borrow_mut().push_back(cx.waker().clone());
-            Poll::Pending
-        });
-        if gone.await {
-            return Err(Stop::Gone);
-        }
+        park(trip, client, deadline).await?;
     }
+}
+
+/// Waits until something may have become free on this shard, a tick at most, or until `deadline`.
+async fn park(trip: &Trip, client: &mut Client, deadline: Instant) -> Result<(), Stop> {
+    client.set_timer(Some(deadline));
+    let mut polled = false;
+    let gone = std::future::poll_fn(|cx| {
+        if client.poll_gone(trip.plan.server.half_close, cx).is_ready() {
+            return Poll::Ready(true);
+        }
+        if std::mem::replace(&mut polled, true) {
+            return Poll::Ready(false);
+        }
+        let _ = client.poll_timer(cx);
+        trip.shard.parked.borrow_mut().push_back(cx.waker().clone());
+        Poll::Pending
+    });
+    if gone.await { Err(Stop::Gone) } else { Ok(()) }
 }
 
 /// A slot at a backend; given back when dropped, and offered to the request that waits longest.

@@ -9,6 +9,8 @@
 //! What is taken comes back exactly once: [`Slot`], [`Hold`] and [`Held`] give back on drop, so a
 //! panic, an abort and a normal end are the same to the board.
 
+mod reservoir;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
@@ -16,6 +18,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use foldhash::fast::FixedState;
+
+pub use reservoir::{AMOUNT_MAX, Calendar, Dry, Rate, Reservoir, Resource, Ring};
 
 use crate::pure::units::Series;
 
@@ -49,7 +53,7 @@ impl Count {
     }
 
     /// Adds `n` if the sum stays within `limit`; one CAS loop, exact over any number of shards.
-    fn add_within(&self, n: u64, limit: u64) -> bool {
+    pub fn add_within(&self, n: u64, limit: u64) -> bool {
         self.0
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
                 now.checked_add(n).filter(|&sum| sum <= limit)
@@ -164,6 +168,37 @@ impl Drop for Held {
     }
 }
 
+/// What is limited of one scope: a key, a tenant, a tenant's use of a model, a route, a model, or
+/// the whole gateway. The limits themselves are the plan's.
+#[derive(Debug, Default)]
+pub struct LimitRow {
+    pub requests: Resource,
+    /// Prompt and completion together.
+    pub tokens: Resource,
+    pub input: Resource,
+    pub output: Resource,
+    /// Requests that run now.
+    pub concurrency: Count,
+    /// Tokens within a day.
+    pub day: Calendar,
+    /// Money within the budget's window, in billionths of a dollar.
+    pub money: Calendar,
+    /// Tokens within the budget's window.
+    pub budget_tokens: Calendar,
+}
+
+/// Whose limits a [`LimitRow`] counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScopeKind {
+    Key,
+    /// A tenant's use of one model; the name is both, with a NUL between them.
+    TenantModel,
+    Tenant,
+    Route,
+    Model,
+    Global,
+}
+
 /// A machine-wide amount with a limit that the running plan says: buffered bytes, connections.
 #[derive(Debug, Default)]
 pub struct Budget(Count);
@@ -257,6 +292,7 @@ pub struct Registry {
     models: Names,
     routes: Names,
     keys: Names,
+    limits: HashMap<(ScopeKind, Box<str>), Arc<LimitRow>, FixedState>,
 }
 
 impl Default for Registry {
@@ -278,7 +314,14 @@ impl Registry {
             models: Names::new(&other),
             routes: Names::new(&other),
             keys: Names::new(&other),
+            limits: HashMap::default(),
         }
+    }
+
+    /// What is counted for this scope, from the first plan that limits it on. Bounded as names are:
+    /// each scope is one of a name that has a number, or of two.
+    pub fn limits(&mut self, kind: ScopeKind, name: &str) -> Arc<LimitRow> {
+        Arc::clone(self.limits.entry((kind, Box::from(name))).or_default())
     }
 
     pub fn totals(&self) -> &Arc<Totals> {

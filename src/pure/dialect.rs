@@ -34,6 +34,14 @@ pub enum Envelope {
 }
 
 impl Endpoint {
+    /// Whether an answer is generated token by token.
+    pub fn generates(self) -> bool {
+        matches!(
+            self,
+            Endpoint::Chat | Endpoint::Completions | Endpoint::Responses | Endpoint::Messages
+        )
+    }
+
     /// By path, without its query. Unknown paths are [`Endpoint::Other`].
     pub fn of(path: &str) -> Endpoint {
         match path {

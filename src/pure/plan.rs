@@ -31,6 +31,7 @@ pub use terms::*;
 use crate::pure::board::{BackendRow, Registry, TenantRow};
 use crate::pure::fields::Forward;
 use crate::pure::h1::BasePath;
+use crate::pure::limit::{Scope, Scopes};
 use crate::pure::units::{BackendId, KeyId, ModelId, NanoUsd, PoolId, RouteId, Series, TenantId};
 
 /// Fields that are read and checked and then not acted on by this version. Whoever builds one of
@@ -70,17 +71,13 @@ const NOT_YET: &[NotYet] = &[
         severity: Severity::Ignored,
         message: "not one that this version has; it picks by least-requests instead",
     },
-    NotYet::limit("routes[].rate_limit"),
     NotYet::ignored("routes[].queue", &[]),
     NotYet::ignored("routes[].canary", &[]),
     NotYet::ignored("routes[].shadow", &[]),
     NotYet::ignored("routes[].units", &[]),
     NotYet::limit("routes[].admission"),
-    NotYet::limit("tiers"),
+    NotYet::ignored("tiers.*.priority", &["normal"]),
     NotYet::ignored("tenants.*.regions", &[]),
-    NotYet::limit("tenants.*.reserve"),
-    NotYet::limit("tenants.*.budget"),
-    NotYet::limit("global"),
 ];
 
 /// A row of [`NOT_YET`].
@@ -121,7 +118,7 @@ pub struct Plan {
     pub tiers: Vec<Tier>,
     pub tenants: Vec<Tenant>,
     pub keys: Vec<Key>,
-    pub global: Option<Limits>,
+    pub global: Option<Scope>,
     /// What the file asks for and this version does not do, and advice. Say them loudly.
     pub notices: Vec<Notice>,
     /// Of the text the plan was built from (FNV-1a): equal texts, equal digests, on any machine.
@@ -239,6 +236,25 @@ impl Plan {
     pub fn may_use(&self, tenant: TenantId, asked: &str) -> bool {
         let models = &self.tenants[tenant.index()].models;
         models.is_empty() || models.iter().any(|pattern| pattern.matches(asked.as_bytes()))
+    }
+
+    /// The limits that a request stands under.
+    pub fn scopes(
+        &self,
+        key: Option<KeyId>,
+        tenant: Option<TenantId>,
+        model: Option<ModelId>,
+        route: RouteId,
+    ) -> Scopes<'_> {
+        let tenant = tenant.map(|tenant| &self.tenants[tenant.index()]);
+        Scopes::new([
+            key.and_then(|key| self.keys[key.index()].limits.as_ref()),
+            tenant.zip(model).and_then(|(tenant, model)| tenant.of_model(model)),
+            tenant.and_then(|tenant| tenant.limits.as_ref()),
+            self.routes[route.index()].limits.as_ref(),
+            model.and_then(|model| self.models[model.index()].limits.as_ref()),
+            self.global.as_ref(),
+        ])
     }
 
     /// Names for `/v1/models`, in file order: every name and alias that some route may serve and
@@ -430,6 +446,7 @@ pub struct Model {
     pub price: Option<Price>,
     pub tokenizer: Option<Box<str>>,
     pub kv: Option<Kv>,
+    pub limits: Option<Scope>,
     /// Tried in this order; no chain leads back to its start.
     pub fallback: Vec<Fallback>,
 }
@@ -440,6 +457,22 @@ pub struct Price {
     pub input: NanoUsd,
     pub cached: NanoUsd,
     pub output: NanoUsd,
+}
+
+impl Price {
+    /// What so many tokens cost, in billionths of a dollar, rounded up. `cached` are of `input`;
+    /// more than that are taken for as many.
+    pub fn of(&self, input: u64, cached: u64, output: u64) -> u64 {
+        let cached = cached.min(input);
+        let part = |tokens: u64, price: NanoUsd| {
+            // The file takes no price below zero.
+            u128::from(tokens) * u128::from(price.0.unsigned_abs())
+        };
+        let sum = part(input - cached, self.input)
+            .saturating_add(part(cached, self.cached))
+            .saturating_add(part(output, self.output));
+        u64::try_from(sum.div_ceil(1_000_000)).unwrap_or(u64::MAX)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -456,7 +489,7 @@ pub struct Route {
     pub sticky: Option<Box<str>>,
     pub retry: Retry,
     pub heartbeat: Option<Duration>,
-    pub rate_limit: Option<Limits>,
+    pub limits: Option<Scope>,
     pub queue: Option<Queue>,
     pub canary: Option<Canary>,
     pub shadow: Option<Shadow>,
@@ -544,7 +577,17 @@ pub struct Tenant {
     pub regions: Vec<Box<str>>,
     pub reserve: Reserve,
     pub budget: Option<Budget>,
+    /// Those of its tier, with its own in their place, and its budget.
+    pub limits: Option<Scope>,
+    /// Beside those, for its use of single models.
+    pub model_limits: Vec<(ModelId, Scope)>,
     pub row: Arc<TenantRow>,
+}
+
+impl Tenant {
+    fn of_model(&self, model: ModelId) -> Option<&Scope> {
+        self.model_limits.iter().find(|(of, _)| *of == model).map(|(_, scope)| scope)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -553,6 +596,7 @@ pub struct Key {
     pub series: Series,
     pub tenant: TenantId,
     pub sha256: [u8; 32],
+    pub limits: Option<Scope>,
 }
 
 /// A name, or a name with `*` (any run of bytes, also none) and `?` (one character).

@@ -6,6 +6,7 @@ use std::io::{self, IoSlice};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::limits::{QuotaFields, Stand, Who};
 use super::{Call, Failed, Fault, NoHead, Phase, PlanRef, Shard, Stop, Then};
 use crate::client::Client;
 use crate::meter::{Booked, Done, Ending, Failure, RequestId};
@@ -15,10 +16,10 @@ use crate::pure::board::{Held, Hold};
 use crate::pure::dialect::Endpoint;
 use crate::pure::fields::{Known, Own};
 use crate::pure::h1::{self, Decoder, Framing, Version};
-use crate::pure::plan::{Backend, Timeouts};
+use crate::pure::plan::{Backend, OverBudget, Timeouts};
 use crate::pure::relay::{Broken, Relay, Seen, Watch};
 use crate::pure::tokens;
-use crate::pure::units::{BackendId, Instant, KeyId, Rng, Series, TenantId, Tokens};
+use crate::pure::units::{BackendId, Instant, KeyId, ModelId, Rng, Series, TenantId, Tokens};
 use crate::rt;
 
 pub struct Trip {
@@ -36,6 +37,14 @@ pub struct Trip {
     pub head_sent: bool,
     /// The body's share of the buffer budget.
     pub body: Option<Hold>,
+    /// Whose request it is.
+    pub who: Who,
+    /// What it holds of its limits, until it is settled.
+    pub stand: Option<Stand>,
+    /// What the client is told of them.
+    pub quotas: QuotaFields,
+    /// `asked;served;budget`, where a cheaper model serves because the budget is spent.
+    pub downgraded: Option<String>,
     _in_flight: Option<Hold>,
     tenant: Option<Held>,
 }
@@ -71,6 +80,10 @@ impl Trip {
             body_read: false,
             head_sent: false,
             body: None,
+            who: Who::default(),
+            stand: None,
+            quotas: QuotaFields::default(),
+            downgraded: None,
             _in_flight: shard.shared.totals.requests_in_flight.take(1, u64::MAX),
             tenant: None,
             shard: Rc::clone(shard),
@@ -80,6 +93,7 @@ impl Trip {
 
     /// Counts the request for its tenant.
     pub fn admit(&mut self, key: Option<KeyId>, tenant: Option<TenantId>) {
+        self.who = Who { key, tenant, ..Who::default() };
         if let Some(key) = key {
             self.done.key = self.plan.keys[key.index()].series;
         }
@@ -88,6 +102,14 @@ impl Trip {
             self.done.tenant = tenant.series;
             self.tenant = Held::take(&tenant.row, None);
         }
+    }
+
+    /// The model that serves a tenant whose budget is spent, where there is one.
+    pub fn downgrade(&self, tenant: TenantId) -> Option<ModelId> {
+        let tenant = &self.plan.tenants[tenant.index()];
+        let OverBudget::Downgrade(to) = tenant.budget.as_ref()?.over else { return None };
+        let windows = self.shard.shared.windows.load();
+        tenant.limits.as_ref()?.is_spent(&windows).then_some(to)
     }
 
     // ---- what Forebay itself says
@@ -125,6 +147,14 @@ impl Trip {
                 fields.extend_from_slice(b"allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n")
             }
             _ => {}
+        }
+        for (name, value) in self.quotas.own() {
+            if !name.is_empty() {
+                fields.extend_from_slice(name.as_bytes());
+                fields.extend_from_slice(b": ");
+                fields.extend_from_slice(value);
+                fields.extend_from_slice(b"\r\n");
+            }
         }
         self.write(client, refusal.status, &refusal.body(envelope), &fields, keep);
     }
@@ -347,24 +377,28 @@ impl Trip {
             self.done.status = status;
             let mut attempts = Vec::with_capacity(3);
             answer::push_decimal(&mut attempts, u64::from(self.done.attempts));
-            let mut own: [Own; 7] = [
-                ("x-request-id", self.done.request_id.as_str().as_bytes()),
-                ("x-forebay-route", plan.routes[call.route.index()].name.as_bytes()),
-                ("x-forebay-backend", backend.name.as_bytes()),
-                ("x-forebay-attempt", &attempts),
-                ("", b""),
-                ("cache-control", b"no-cache"),
-                ("x-accel-buffering", b"no"),
-            ];
+            let mut own: [Own; 14] = [("", b""); 14];
+            own[0] = ("x-request-id", self.done.request_id.as_str().as_bytes());
+            own[1] = ("x-forebay-route", plan.routes[call.route.index()].name.as_bytes());
+            own[2] = ("x-forebay-backend", backend.name.as_bytes());
+            own[3] = ("x-forebay-attempt", &attempts);
             if coded {
                 own[4] = ("content-encoding", b"identity");
+            }
+            if let Some(downgraded) = &self.downgraded {
+                own[5] = ("x-forebay-fallback", downgraded.as_bytes());
+            }
+            own[6..12].copy_from_slice(&self.quotas.own());
+            if streamed {
+                own[12] = ("cache-control", b"no-cache");
+                own[13] = ("x-accel-buffering", b"no");
             }
             let answer = h1::Answer {
                 status,
                 version: client.head.version,
                 framing,
                 keep_alive: self.keep_alive,
-                own: if streamed { &own } else { &own[..5] },
+                own: &own,
             };
             h1::write_response(&mut client.out, &answer, &conn.buf, &conn.head.fields);
         }
@@ -389,12 +423,12 @@ impl Trip {
         }
         self.head_sent = true;
         self.done.status = 200;
-        let own: [Own; 4] = [
-            ("content-type", b"text/event-stream"),
-            ("x-request-id", self.done.request_id.as_str().as_bytes()),
-            ("cache-control", b"no-cache"),
-            ("x-accel-buffering", b"no"),
-        ];
+        let mut own: [Own; 10] = [("", b""); 10];
+        own[0] = ("content-type", b"text/event-stream");
+        own[1] = ("x-request-id", self.done.request_id.as_str().as_bytes());
+        own[2] = ("cache-control", b"no-cache");
+        own[3] = ("x-accel-buffering", b"no");
+        own[4..].copy_from_slice(&self.quotas.own());
         let answer = h1::Answer {
             status: 200,
             version: client.head.version,
@@ -466,6 +500,13 @@ impl Drop for Trip {
         let now = rt::now();
         self.done.at = now;
         self.done.duration = now.since(self.began);
+        if let Some(stand) = self.stand.take() {
+            stand.settle(self, now);
+            // A request of the same limits may have waited for this one.
+            if let Some(waker) = self.shard.parked.borrow_mut().pop_front() {
+                waker.wake();
+            }
+        }
         self.shard.meter.borrow_mut().done(&self.done);
     }
 }

@@ -64,6 +64,7 @@ const ORDER: &[&str] = &[
     "pure::answer",
     "pure::tokens",
     "pure::board",
+    "pure::limit",
     "pure::plan",
     "pure::balance",
     "pure::policy",

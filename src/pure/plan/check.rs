@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::fast::FixedState;
 
@@ -12,10 +13,11 @@ use super::spec::{
 };
 use super::tree::Pos;
 use super::{
-    Backend, Budget, Canary, Candidate, Fallback, Fleet, Key, Lookup, Model, OverBudget, Pattern,
+    Backend, Budget, Canary, Candidate, Fallback, Fleet, Key, Limits, Lookup, Model, OverBudget, Pattern,
     Plan, Pool, Route, Shadow, Strategy, Tenant, Tier, prefix,
 };
-use crate::pure::board::{Full, Kind, Registry};
+use crate::pure::board::{Full, Kind, Rate, Registry, ScopeKind};
+use crate::pure::limit::{Cap, Scope};
 use crate::pure::units::{BackendId, KeyId, ModelId, PoolId, RouteId, TenantId};
 
 type Map<K, V> = HashMap<K, V, FixedState>;
@@ -280,7 +282,7 @@ fn index_visible(lookup: &mut Lookup, spec: &Spec, models: &Models) {
 /// The ids that names of the file stand for, by the same index as in the [`Spec`].
 struct Links {
     routes: Vec<Option<RouteLinks>>,
-    tenants: Vec<(Option<usize>, Option<ModelId>)>,
+    tenants: Vec<TenantLinks>,
     keys: Vec<Option<TenantId>>,
     fallbacks: Vec<Vec<Fallback>>,
 }
@@ -466,7 +468,7 @@ fn tenant_links(
     lookup: &Lookup,
     spec: &Spec,
     tenant: &TenantSpec,
-) -> (Option<usize>, Option<ModelId>) {
+) -> TenantLinks {
     r.owned("tenant", &tenant.at.name, |r| {
         let tier = match &tenant.tier {
             Some(tier) => find(r, "tier", &names.tiers, tier),
@@ -485,8 +487,17 @@ fn tenant_links(
                 r.notice(at.pos, &at.path, message, Severity::Advice);
             }
         }
-        (tier, downgrade)
+        let models = tenant.model_limits.iter().map(|(at, _)| models.find(r, at)).collect();
+        TenantLinks { tier, downgrade, models }
     })
+}
+
+struct TenantLinks {
+    tier: Option<usize>,
+    /// Where requests go when the budget is spent.
+    downgrade: Option<ModelId>,
+    /// Those that `model_limits` names, in its order.
+    models: Vec<Option<ModelId>>,
 }
 
 fn key_tenant(r: &mut Reader<'_>, names: &Names<'_>, key: &KeySpec) -> Option<TenantId> {
@@ -649,7 +660,7 @@ fn assemble(
         let Some(links) = links else { continue };
         routes.push(route_of(route, links, registry)?);
     }
-    let tiers = spec
+    let tiers: Vec<Tier> = spec
         .tiers
         .into_iter()
         .map(|tier| Tier {
@@ -659,12 +670,14 @@ fn assemble(
         })
         .collect();
     let mut tenants = Vec::with_capacity(spec.tenants.len());
-    for (tenant, (tier, downgrade)) in spec.tenants.into_iter().zip(links.tenants) {
-        tenants.push(tenant_of(tenant, tier, downgrade, registry)?);
+    for (tenant, links) in spec.tenants.into_iter().zip(links.tenants) {
+        tenants.push(tenant_of(tenant, links, &tiers, registry)?);
     }
     let mut keys = Vec::with_capacity(spec.keys.len());
     for (key, tenant) in spec.keys.into_iter().zip(links.keys) {
+        let limits = key.rate_limit.unwrap_or_default();
         keys.push(Key {
+            limits: scope(registry, ScopeKind::Key, &key.at.name, &limits, None),
             series: registry.series(Kind::Key, &key.at.name)?,
             id: Arc::from(key.at.name),
             tenant: tenant.unwrap_or_default(),
@@ -684,7 +697,9 @@ fn assemble(
         tiers,
         tenants,
         keys,
-        global: spec.global,
+        global: spec
+            .global
+            .and_then(|limits| scope(registry, ScopeKind::Global, "", &limits, None)),
         notices: Vec::new(),
         digest: 0,
         lookup: Lookup::default(),
@@ -753,7 +768,9 @@ fn models(
 ) -> Result<Vec<Model>, Full> {
     let mut models = Vec::with_capacity(specs.len() + implicit.len());
     for (model, fallback) in specs.into_iter().zip(fallbacks) {
+        let limits = model.rate_limit.unwrap_or_default();
         models.push(Model {
+            limits: scope(registry, ScopeKind::Model, &model.at.name, &limits, None),
             series: registry.series(Kind::Model, &model.at.name)?,
             name: Arc::from(model.at.name),
             aliases: model.aliases.into_iter().map(|alias| alias.name.into()).collect(),
@@ -775,32 +792,83 @@ fn models(
             price: None,
             tokenizer: None,
             kv: None,
+            limits: None,
             fallback: Vec::new(),
         });
     }
     Ok(models)
 }
 
+/// These limits of this scope, with its words on the board; `None` if nothing is limited.
+fn scope(
+    registry: &mut Registry,
+    kind: ScopeKind,
+    name: &str,
+    limits: &Limits,
+    budget: Option<Cap>,
+) -> Option<Scope> {
+    let strict = limits.strict.unwrap_or(false);
+    let per_minute = |limit: u64, burst| Rate::new(limit, MINUTE, burst, strict);
+    let scope = Scope {
+        kind,
+        requests: limits.rpm.map(|limit| per_minute(limit, limits.burst)),
+        tokens: limits.tpm.map(|limit| per_minute(limit, None)),
+        input: limits.itpm.map(|limit| per_minute(limit, None)),
+        output: limits.otpm.map(|limit| per_minute(limit, None)),
+        concurrency: limits.concurrency,
+        day: limits.tpd,
+        budget,
+        wait: match limits.concurrency {
+            Some(_) => limits.limit_wait.unwrap_or(LIMIT_WAIT),
+            None => Duration::ZERO,
+        },
+        row: Arc::default(),
+    };
+    (!scope.is_idle()).then(|| Scope { row: registry.limits(kind, name), ..scope })
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+/// How long a request waits for one of its own kind to end, where the file does not say.
+const LIMIT_WAIT: Duration = Duration::from_millis(100);
+
 fn tenant_of(
     tenant: TenantSpec,
-    tier: Option<usize>,
-    downgrade: Option<ModelId>,
+    links: TenantLinks,
+    tiers: &[Tier],
     registry: &mut Registry,
 ) -> Result<Tenant, Full> {
     let row = registry.tenant(&tenant.at.name)?;
     let budget = tenant.budget.map(|budget| Budget {
-        limit: budget.limit,
+        usd: budget.usd,
+        tokens: budget.tokens,
         per: budget.per,
-        over: match (budget.over, downgrade) {
+        over: match (budget.over, links.downgrade) {
             (Over::Downgrade(_), Some(model)) => OverBudget::Downgrade(model),
             (Over::ReadOnly, _) => OverBudget::ReadOnly,
             _ => OverBudget::Refuse,
         },
     });
+    let cap = budget.as_ref().map(|budget| Cap {
+        nano: budget.usd.map(|usd| usd.0.unsigned_abs()),
+        tokens: budget.tokens,
+        per: budget.per,
+        soft: matches!(budget.over, OverBudget::Downgrade(_)),
+    });
+    let mut limits = tenant.rate_limit.unwrap_or_default();
+    if let Some(tier) = links.tier {
+        limits = limits.or(&tiers[tier].limits);
+    }
+    let model_limits = tenant.model_limits.iter().zip(links.models).filter_map(|(of, model)| {
+        let name = format!("{}\0{}", tenant.at.name, of.0.name);
+        Some((model?, scope(registry, ScopeKind::TenantModel, &name, &of.1, None)?))
+    });
+    let model_limits = model_limits.collect();
     Ok(Tenant {
+        limits: scope(registry, ScopeKind::Tenant, &tenant.at.name, &limits, cap),
+        model_limits,
         name: Arc::clone(&row.name),
         series: row.series,
-        tier,
+        tier: links.tier,
         models: tenant.models.into_iter().map(|(pattern, _)| pattern).collect(),
         regions: tenant.regions,
         reserve: tenant.reserve,
@@ -810,6 +878,8 @@ fn tenant_of(
 }
 
 fn route_of(route: RouteSpec, links: RouteLinks, registry: &mut Registry) -> Result<Route, Full> {
+    let limits = route.rate_limit.unwrap_or_default();
+    let limits = scope(registry, ScopeKind::Route, &route.at.name, &limits, None);
     Ok(Route {
         series: registry.series(Kind::Route, &route.at.name)?,
         name: Arc::from(route.at.name),
@@ -820,7 +890,7 @@ fn route_of(route: RouteSpec, links: RouteLinks, registry: &mut Registry) -> Res
         sticky: route.sticky,
         retry: route.retry,
         heartbeat: route.heartbeat,
-        rate_limit: route.rate_limit,
+        limits,
         queue: route.queue,
         canary: route.canary.map(|canary| Canary {
             candidate: Arc::from(canary.candidate.name),

@@ -10,7 +10,7 @@ use super::problem::Severity;
 use super::read::{Fields, Item, Named, Reader, shown};
 use super::terms::{
     Admission, Breaker, Gpu, Health, Kv, Limits, Priority, Promote, Queue, Reserve, Scrape, Sleep,
-    Sync, UnitSpec, Window,
+    Sync, UnitSpec,
 };
 use super::tree::{Node, Pos, Value};
 use super::value::{self, Target};
@@ -19,6 +19,7 @@ use super::{
     Server, Shards, Strategy, Timeouts,
 };
 use crate::pure::fields::Forward;
+use crate::pure::limit::Per;
 use crate::pure::units::NanoUsd;
 
 pub(super) struct Spec {
@@ -106,6 +107,7 @@ pub(super) struct ModelSpec {
     pub price: Option<Price>,
     pub tokenizer: Option<String>,
     pub kv: Option<Kv>,
+    pub rate_limit: Option<Limits>,
     pub fallback: Vec<(Named, String)>,
 }
 
@@ -150,6 +152,8 @@ pub(super) struct TierSpec {
 pub(super) struct TenantSpec {
     pub at: Named,
     pub tier: Option<Named>,
+    pub rate_limit: Option<Limits>,
+    pub model_limits: Vec<(Named, Limits)>,
     pub models: Vec<(Pattern, Named)>,
     pub regions: Vec<Box<str>>,
     pub reserve: Reserve,
@@ -157,8 +161,9 @@ pub(super) struct TenantSpec {
 }
 
 pub(super) struct BudgetSpec {
-    pub limit: NanoUsd,
-    pub per: Window,
+    pub usd: Option<NanoUsd>,
+    pub tokens: Option<u64>,
+    pub per: Per,
     pub over: Over,
 }
 
@@ -172,6 +177,7 @@ pub(super) struct KeySpec {
     pub at: Named,
     pub tenant: Named,
     pub sha256: [u8; 32],
+    pub rate_limit: Option<Limits>,
 }
 
 /// The whole file. `None`, or parts left out, only with problems noted.

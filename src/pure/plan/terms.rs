@@ -5,19 +5,44 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Secret;
+use crate::pure::limit::Per;
 use crate::pure::units::{ModelId, NanoUsd, PoolId};
 
-/// Limits of a tier, a route or the whole gateway; `None` is no limit.
+/// Limits as the file writes them, of a tier, a tenant, a key, a model, a route or the whole
+/// gateway; `None` is no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     pub rpm: Option<u64>,
     pub tpm: Option<u64>,
+    /// Prompt tokens per minute.
+    pub itpm: Option<u64>,
+    /// Generated tokens per minute.
+    pub otpm: Option<u64>,
     pub tpd: Option<u64>,
     pub concurrency: Option<u32>,
-    /// How much of a minute's limit may be taken at once; the whole limit where absent.
+    /// How many of a minute's requests may come at once; the whole limit where absent.
     pub burst: Option<u64>,
     /// Never more than the limit in any sixty seconds.
-    pub strict: bool,
+    pub strict: Option<bool>,
+    /// How long a request may wait for one that runs to end, where `concurrency` is full.
+    pub limit_wait: Option<Duration>,
+}
+
+impl Limits {
+    /// These, and those of `other` where these say nothing.
+    pub fn or(self, other: &Limits) -> Limits {
+        Limits {
+            rpm: self.rpm.or(other.rpm),
+            tpm: self.tpm.or(other.tpm),
+            itpm: self.itpm.or(other.itpm),
+            otpm: self.otpm.or(other.otpm),
+            tpd: self.tpd.or(other.tpd),
+            concurrency: self.concurrency.or(other.concurrency),
+            burst: self.burst.or(other.burst),
+            strict: self.strict.or(other.strict),
+            limit_wait: self.limit_wait.or(other.limit_wait),
+        }
+    }
 }
 
 /// A named set of limits.
@@ -48,16 +73,10 @@ pub enum Reserve {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Budget {
-    pub limit: NanoUsd,
-    pub per: Window,
+    pub usd: Option<NanoUsd>,
+    pub tokens: Option<u64>,
+    pub per: Per,
     pub over: OverBudget,
-}
-
-/// A calendar window in UTC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Window {
-    Day,
-    Month,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

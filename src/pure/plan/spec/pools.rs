@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::routes::limits;
 use super::{BackendSpec, ModelSpec, PoolSpec, TOKENS_MAX, WEIGHT_MAX, fields_or_none, words};
 use crate::pure::fields::Forward;
 use crate::pure::plan::read::{Item, Named, Reader, shown};
@@ -294,6 +295,7 @@ pub(super) fn model<'a>(r: &mut Reader<'a>, at: Named, item: &Item<'a>) -> Optio
         let price = f.get(r, "price", price);
         let tokenizer = f.get(r, "tokenizer", tokenizer);
         let kv = f.get(r, "kv", kv);
+        let rate_limit = f.get(r, "rate_limit", limits);
         let fallback = f.get(r, "fallback", |r, item| Some(r.all(item, fallback)));
         Some(ModelSpec {
             at,
@@ -303,6 +305,7 @@ pub(super) fn model<'a>(r: &mut Reader<'a>, at: Named, item: &Item<'a>) -> Optio
             price,
             tokenizer,
             kv,
+            rate_limit,
             fallback: fallback.unwrap_or_default(),
         })
     })

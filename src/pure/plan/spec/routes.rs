@@ -4,9 +4,11 @@ use super::{
     BudgetSpec, CanarySpec, KeySpec, Over, RouteSpec, ShadowSpec, TOKENS_MAX, TenantSpec, TierSpec,
     WEIGHT_MAX, fields_or_none, place, words,
 };
+use crate::pure::board::AMOUNT_MAX;
+use crate::pure::limit::Per;
 use crate::pure::plan::read::{Fields, Item, Named, Reader, shown};
 use crate::pure::plan::terms::{
-    Admission, Conditions, Headroom, Limits, Priority, Promote, Queue, Reserve, UnitSpec, Window,
+    Admission, Conditions, Headroom, Limits, Priority, Promote, Queue, Reserve, UnitSpec,
 };
 use crate::pure::plan::tree::Value;
 use crate::pure::plan::value;
@@ -298,10 +300,13 @@ fn limit_fields<'a>(r: &mut Reader<'a>, f: &mut Fields<'a>) -> Limits {
     Limits {
         rpm: f.get(r, "rpm", limit),
         tpm: f.get(r, "tpm", limit),
+        itpm: f.get(r, "itpm", limit),
+        otpm: f.get(r, "otpm", limit),
         tpd: f.get(r, "tpd", limit),
         concurrency: f.get(r, "concurrency", |r, item| r.small(item, 1, 100_000_000)),
         burst: f.get(r, "burst", limit),
-        strict: f.get(r, "strict", Reader::flag).unwrap_or(false),
+        strict: f.get(r, "strict", Reader::flag),
+        limit_wait: f.get(r, "limit_wait", Reader::duration),
     }
 }
 
@@ -339,9 +344,17 @@ pub(super) fn tenant<'a>(r: &mut Reader<'a>, at: Named, item: &Item<'a>) -> Opti
             r.choice(item, "way to reserve", &reserves)
         });
         let budget = f.get(r, "budget", budget);
+        let rate_limit = f.get(r, "rate_limit", limits);
+        let model_limits = f.get(r, "model_limits", |r, item| {
+            let named = r.named(item);
+            let read = |(at, item)| Some((at, limits(r, &item)?));
+            Some(named.into_iter().filter_map(read).collect())
+        });
         Some(TenantSpec {
             at,
             tier,
+            rate_limit,
+            model_limits: model_limits.unwrap_or_default(),
             models: models.unwrap_or_default(),
             regions: regions.unwrap_or_default(),
             reserve: reserve.unwrap_or_default(),
@@ -358,9 +371,19 @@ fn budget<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<BudgetSpec> {
         ReadOnly,
     }
     r.fields(item, |r, f| {
-        let limit = f.need(r, "usd", "as in `usd: 5000`", Reader::usd);
-        let per = f.need(r, "per", "`day` or `month`", |r, item| {
-            r.choice(item, "window", &[("day", Window::Day), ("month", Window::Month)])
+        let tokens = f.get(r, "tokens", |r, item| r.integer(item, 1, AMOUNT_MAX));
+        let usd = match f.has("usd") || tokens.is_none() {
+            true => f.need(r, "usd", "as in `usd: 5000`, or `tokens: 1_000_000`", Reader::usd),
+            false => None,
+        };
+        let per = f.need(r, "per", "`day`, `week`, `month` or `total`", |r, item| {
+            let windows = [
+                ("day", Per::Day),
+                ("week", Per::Week),
+                ("month", Per::Month),
+                ("total", Per::Total),
+            ];
+            r.choice(item, "window", &windows)
         });
         let over = f.get(r, "over", |r, item| {
             let kinds = [
@@ -389,7 +412,10 @@ fn budget<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<BudgetSpec> {
                 }
             }
         };
-        Some(BudgetSpec { limit: limit?, per: per?, over })
+        if usd.is_none() && tokens.is_none() {
+            return None;
+        }
+        Some(BudgetSpec { usd, tokens, per: per?, over })
     })
 }
 
@@ -401,7 +427,8 @@ pub(super) fn key<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<KeySpec> {
             let sha256 = f.need(r, "sha256", "`printf %s \"$KEY\" | sha256sum`", |r, item| {
                 r.parsed(item, value::sha256)
             });
-            Some(KeySpec { at: at?, tenant: tenant?, sha256: sha256? })
+            let rate_limit = f.get(r, "rate_limit", limits);
+            Some(KeySpec { at: at?, tenant: tenant?, sha256: sha256?, rate_limit })
         })
     })
 }

@@ -1,0 +1,469 @@
+//! What may be drawn, exactly, from any number of shards at once.
+//!
+//! A [`Reservoir`] is GCRA, the virtual scheduling form of the leaky bucket (ITU-T I.371), in one
+//! atomic word: the moment at which all that was drawn will have flowed in again. Drawing is one
+//! CAS loop; there is no lock and no round trip. Over any span it gives at most `burst` plus what
+//! flows in during that span.
+//!
+//! A [`Ring`] is for who must never see more than the limit in any window: it remembers what was
+//! drawn in each sixtieth of the window, and forgets a part only once all of it is older than the
+//! window. A [`Calendar`] counts within days or months, and keeps the one before.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crossbeam_utils::CachePadded;
+
+use crate::pure::units::Instant;
+
+/// Time is kept in sixteenths of a nanosecond, so that a token of a large limit, which takes less
+/// than a nanosecond to flow in, is not rounded away. 64 bits of them are 36 years of uptime.
+const FINE: u64 = 16;
+
+/// How fast a reservoir fills, and how much it holds. It belongs to the plan; the word that it
+/// governs is on the board and outlives plans: as that word is a time, a changed limit keeps the
+/// share that is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    limit: u64,
+    /// In sixteenths of a nanosecond.
+    window: u64,
+    burst: u64,
+    /// How far ahead of now a reservoir's word may be.
+    depth: u64,
+    strict: bool,
+}
+
+impl Rate {
+    /// `limit` for each `window`, of which `burst` may come at once (the whole limit where absent).
+    /// `strict` is for [`Ring`]s, which know no burst.
+    pub fn new(limit: u64, window: Duration, burst: Option<u64>, strict: bool) -> Rate {
+        let window = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let window = window.saturating_mul(FINE);
+        let burst = if strict { limit } else { burst.unwrap_or(limit) };
+        let rate = Rate { limit, window, burst, depth: 0, strict };
+        // Each draw rounds up; what a full burst of single draws loses by that is given on top, and
+        // never as much as one more would take.
+        let (whole, one) = (rate.span(burst), rate.span(1));
+        let lost = burst.saturating_mul(one).saturating_sub(whole);
+        Rate { depth: whole.saturating_add(lost.min(one - 1)), ..rate }
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// The most that can ever be drawn at once.
+    pub fn most(&self) -> u64 {
+        if self.limit == 0 { 0 } else { self.burst }
+    }
+
+    pub fn is_strict(&self) -> bool {
+        self.strict
+    }
+
+    pub fn window(&self) -> Duration {
+        Duration::from_nanos(self.window / FINE)
+    }
+
+    /// How long `amount` takes to flow in, rounded up.
+    fn span(&self, amount: u64) -> u64 {
+        let exact = u128::from(amount) * u128::from(self.window);
+        u64::try_from(exact.div_ceil(u128::from(self.limit.max(1)))).unwrap_or(u64::MAX)
+    }
+
+    /// How much flows in within `span`, rounded down.
+    fn amount(&self, span: u64) -> u64 {
+        let exact = u128::from(span) * u128::from(self.limit) / u128::from(self.window);
+        u64::try_from(exact).unwrap_or(u64::MAX)
+    }
+}
+
+/// Why nothing was drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dry {
+    /// Enough will be there in so long, if nobody else draws.
+    For(Duration),
+    /// It is more than the reservoir can ever hold.
+    Never,
+}
+
+/// One limit's word. What it means is said by a [`Rate`], which each caller brings along.
+#[derive(Debug, Default)]
+pub struct Reservoir {
+    /// When everything drawn will have flowed in again, in sixteenths of a nanosecond.
+    full_at: CachePadded<AtomicU64>,
+}
+
+impl Reservoir {
+    /// Draws as much as there is, at least `least` and at most `most`. One CAS loop.
+    ///
+    /// # Errors
+    /// [`Dry`]; then nothing has changed.
+    pub fn take(&self, rate: &Rate, now: Instant, least: u64, most: u64) -> Result<u64, Dry> {
+        let now = fine(now);
+        let mut seen = self.full_at.load(Ordering::Relaxed);
+        loop {
+            let drawn = fits(rate, now, seen, least, most)?;
+            let next = seen.max(now).saturating_add(rate.span(drawn));
+            match self.full_at.compare_exchange_weak(
+                seen,
+                next,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Ok(drawn),
+                Err(other) => seen = other,
+            }
+        }
+    }
+
+    /// Whether [`Reservoir::take`] of `amount` would succeed now. One load.
+    ///
+    /// # Errors
+    /// [`Dry`].
+    pub fn peek(&self, rate: &Rate, now: Instant, amount: u64) -> Result<(), Dry> {
+        fits(rate, fine(now), self.full_at.load(Ordering::Relaxed), amount, amount).map(drop)
+    }
+
+    /// Gives back what was drawn and not used. Rounded down, so that giving creates nothing.
+    pub fn give(&self, rate: &Rate, amount: u64) {
+        let exact = u128::from(amount) * u128::from(rate.window) / u128::from(rate.limit.max(1));
+        let span = u64::try_from(exact).unwrap_or(u64::MAX);
+        // The closure never gives `None`, so the result says nothing.
+        let _ = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
+            Some(full_at.saturating_sub(span))
+        });
+    }
+
+    /// Draws `amount` whether it is there or not: what was used beyond what was reserved becomes a
+    /// debt that later requests wait out, at most one window long.
+    pub fn charge(&self, rate: &Rate, now: Instant, amount: u64) {
+        let now = fine(now);
+        let deepest = now.saturating_add(rate.depth).saturating_add(rate.window);
+        let span = rate.span(amount);
+        let _ = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
+            // A debt that is deeper already, by another plan's rate, is nobody's to forgive.
+            Some(full_at.max(now).saturating_add(span).min(deepest.max(full_at)))
+        });
+    }
+
+    /// What could be drawn now.
+    pub fn left(&self, rate: &Rate, now: Instant) -> u64 {
+        let ahead = self.full_at.load(Ordering::Relaxed).saturating_sub(fine(now));
+        rate.amount(rate.depth.saturating_sub(ahead)).min(rate.most())
+    }
+
+    /// Until it is full again.
+    pub fn refills_in(&self, now: Instant) -> Duration {
+        coarse(self.full_at.load(Ordering::Relaxed).saturating_sub(fine(now)))
+    }
+}
+
+fn fits(rate: &Rate, now: u64, full_at: u64, least: u64, most: u64) -> Result<u64, Dry> {
+    if least > rate.most() {
+        return Err(Dry::Never);
+    }
+    let room = rate.depth.saturating_sub(full_at.saturating_sub(now));
+    let span = rate.span(least);
+    if span > room {
+        // What is ahead of now beyond the depth (a debt) has to pass as well.
+        let debt = full_at.saturating_sub(now).saturating_sub(rate.depth);
+        return Err(Dry::For(coarse((span - room).saturating_add(debt))));
+    }
+    Ok(rate.amount(room).min(rate.burst).min(most).max(least))
+}
+
+fn fine(now: Instant) -> u64 {
+    now.nanos().saturating_mul(FINE)
+}
+
+/// Rounded up, so that who waits so long has waited long enough.
+fn coarse(span: u64) -> Duration {
+    Duration::from_nanos(span.div_ceil(FINE))
+}
+
+/// Parts that a window is remembered in.
+const PARTS: u64 = 60;
+/// A part is forgotten when all of it is older than the window: one more lives than the window has.
+/// One further slot is for who adds late to a part that has just been forgotten.
+const SLOTS: usize = PARTS as usize + 2;
+
+/// Never more than the limit in any window, by a sum of its parts.
+#[derive(Debug)]
+pub struct Ring {
+    /// Drawn in the parts that live; an upper bound at every moment.
+    sum: CachePadded<AtomicU64>,
+    /// The number of the latest part.
+    latest: AtomicU64,
+    parts: [AtomicU64; SLOTS],
+}
+
+impl Default for Ring {
+    fn default() -> Ring {
+        Ring {
+            sum: CachePadded::default(),
+            latest: AtomicU64::new(0),
+            parts: [const { AtomicU64::new(0) }; SLOTS],
+        }
+    }
+}
+
+impl Ring {
+    /// Draws `amount`.
+    ///
+    /// # Errors
+    /// [`Dry`]; then nothing has changed.
+    pub fn take(&self, rate: &Rate, now: Instant, amount: u64) -> Result<(), Dry> {
+        if amount > rate.limit {
+            return Err(Dry::Never);
+        }
+        self.advance(rate, now);
+        let within = |sum: u64| sum.checked_add(amount).filter(|&sum| sum <= rate.limit);
+        match self.sum.fetch_update(Ordering::AcqRel, Ordering::Acquire, within) {
+            Ok(_) => {
+                self.parts[slot(part_of(rate, now))].fetch_add(amount, Ordering::AcqRel);
+                Ok(())
+            }
+            Err(_) => Err(Dry::For(self.wait(rate, now, amount))),
+        }
+    }
+
+    /// Whether [`Ring::take`] would succeed now.
+    ///
+    /// # Errors
+    /// [`Dry`].
+    pub fn peek(&self, rate: &Rate, now: Instant, amount: u64) -> Result<(), Dry> {
+        if amount > rate.limit {
+            return Err(Dry::Never);
+        }
+        if amount <= self.left(rate, now) {
+            return Ok(());
+        }
+        Err(Dry::For(self.wait(rate, now, amount)))
+    }
+
+    /// Gives back what was drawn at `drawn`, unless that has been forgotten.
+    pub fn give(&self, rate: &Rate, drawn: Instant, amount: u64) {
+        let part = part_of(rate, drawn);
+        if part + PARTS < self.latest.load(Ordering::Acquire) {
+            return;
+        }
+        let mut given = 0;
+        let _ = self.parts[slot(part)].fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
+            given = held.min(amount);
+            Some(held - given)
+        });
+        self.lower(given);
+    }
+
+    /// Draws whether there is room or not.
+    pub fn charge(&self, rate: &Rate, now: Instant, amount: u64) {
+        self.advance(rate, now);
+        // Beyond the limit there is nothing to be told apart.
+        let amount = amount.min(rate.limit);
+        self.sum.fetch_add(amount, Ordering::AcqRel);
+        self.parts[slot(part_of(rate, now))].fetch_add(amount, Ordering::AcqRel);
+    }
+
+    pub fn left(&self, rate: &Rate, now: Instant) -> u64 {
+        self.advance(rate, now);
+        rate.limit.saturating_sub(self.sum.load(Ordering::Acquire))
+    }
+
+    /// Until enough of what was drawn is forgotten for `amount` to fit, if nobody else draws.
+    pub fn wait(&self, rate: &Rate, now: Instant, amount: u64) -> Duration {
+        self.advance(rate, now);
+        let latest = part_of(rate, now);
+        let mut over =
+            self.sum.load(Ordering::Acquire).saturating_add(amount).saturating_sub(rate.limit);
+        for part in latest.saturating_sub(PARTS)..=latest {
+            if over == 0 {
+                break;
+            }
+            over = over.saturating_sub(self.parts[slot(part)].load(Ordering::Acquire));
+            if over == 0 {
+                let forgotten = (part + PARTS + 1).saturating_mul(part_length(rate));
+                return Duration::from_nanos(forgotten.saturating_sub(now.nanos()));
+            }
+        }
+        if over == 0 { Duration::ZERO } else { rate.window() }
+    }
+
+    /// Forgets what is old.
+    fn advance(&self, rate: &Rate, now: Instant) {
+        let part = part_of(rate, now);
+        let mut latest = self.latest.load(Ordering::Acquire);
+        while latest < part {
+            // After a long silence all parts are old.
+            let next = if part - latest > PARTS + 1 { part } else { latest + 1 };
+            match self.latest.compare_exchange(latest, next, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) if next == latest + 1 => {
+                    if let Some(old) = next.checked_sub(PARTS + 1) {
+                        self.lower(self.parts[slot(old)].swap(0, Ordering::AcqRel));
+                    }
+                    latest = next;
+                }
+                Ok(_) => {
+                    for old in &self.parts {
+                        self.lower(old.swap(0, Ordering::AcqRel));
+                    }
+                    latest = next;
+                }
+                Err(other) => latest = other,
+            }
+        }
+    }
+
+    fn lower(&self, amount: u64) {
+        let _ = self.sum.fetch_update(Ordering::AcqRel, Ordering::Acquire, |sum| {
+            Some(sum.saturating_sub(amount))
+        });
+    }
+}
+
+/// In nanoseconds.
+fn part_length(rate: &Rate) -> u64 {
+    (rate.window / FINE / PARTS).max(1)
+}
+
+fn part_of(rate: &Rate, at: Instant) -> u64 {
+    at.nanos() / part_length(rate)
+}
+
+fn slot(part: u64) -> usize {
+    // The remainder is below 62.
+    (part % SLOTS as u64) as usize
+}
+
+/// One limited resource of one scope: a reservoir, and a ring for as long as its limit is strict.
+#[derive(Debug, Default)]
+pub struct Resource {
+    reservoir: Reservoir,
+    ring: OnceLock<Box<Ring>>,
+}
+
+impl Resource {
+    fn ring(&self) -> &Ring {
+        self.ring.get_or_init(Box::default)
+    }
+
+    /// Draws `amount`.
+    ///
+    /// # Errors
+    /// [`Dry`]; then nothing has changed.
+    pub fn take(&self, rate: &Rate, now: Instant, amount: u64) -> Result<(), Dry> {
+        if rate.strict {
+            return self.ring().take(rate, now, amount);
+        }
+        self.reservoir.take(rate, now, amount, amount).map(drop)
+    }
+
+    /// Whether [`Resource::take`] would succeed now.
+    ///
+    /// # Errors
+    /// [`Dry`].
+    pub fn peek(&self, rate: &Rate, now: Instant, amount: u64) -> Result<(), Dry> {
+        if rate.strict {
+            return self.ring().peek(rate, now, amount);
+        }
+        self.reservoir.peek(rate, now, amount)
+    }
+
+    /// Replaces `reserved`, which was drawn at `drawn`, by `actual`.
+    pub fn settle(&self, rate: &Rate, drawn: Instant, now: Instant, reserved: u64, actual: u64) {
+        let (unused, beyond) = (reserved.saturating_sub(actual), actual.saturating_sub(reserved));
+        match (rate.strict, unused, beyond) {
+            (_, 0, 0) => {}
+            (true, 0, beyond) => self.ring().charge(rate, now, beyond),
+            (true, unused, _) => self.ring().give(rate, drawn, unused),
+            (false, 0, beyond) => self.reservoir.charge(rate, now, beyond),
+            (false, unused, _) => self.reservoir.give(rate, unused),
+        }
+    }
+
+    /// What could be drawn now.
+    pub fn left(&self, rate: &Rate, now: Instant) -> u64 {
+        if rate.strict { self.ring().left(rate, now) } else { self.reservoir.left(rate, now) }
+    }
+
+    /// Until all of it could be drawn again, if nobody draws.
+    pub fn refills_in(&self, rate: &Rate, now: Instant) -> Duration {
+        if rate.strict {
+            return self.ring().wait(rate, now, rate.limit);
+        }
+        self.reservoir.refills_in(now)
+    }
+}
+
+/// An amount within a calendar window, and the one within the window before. One word each: the
+/// lowest bits of the window's number and the amount, so that a new window begins with the first
+/// draw in it and no draw of an old one can fall into it.
+#[derive(Debug, Default)]
+pub struct Calendar {
+    words: CachePadded<[AtomicU64; 2]>,
+}
+
+const AMOUNT_BITS: u32 = 56;
+/// 72 million dollars in billionths; seventy quadrillion tokens.
+pub const AMOUNT_MAX: u64 = (1 << AMOUNT_BITS) - 1;
+
+impl Calendar {
+    /// Adds `amount` to window `id` if the sum stays within `limit`.
+    pub fn take(&self, id: u64, amount: u64, limit: u64) -> bool {
+        self.change(id, |held| held.checked_add(amount).filter(|&sum| sum <= limit))
+    }
+
+    /// Replaces `reserved` by `actual` in the window that it was reserved in, if that is still kept.
+    pub fn settle(&self, id: u64, reserved: u64, actual: u64) {
+        self.change(id, |held| Some(held.saturating_sub(reserved).saturating_add(actual)));
+    }
+
+    /// What window `id` holds; nothing if it is not kept.
+    pub fn used(&self, id: u64) -> u64 {
+        let word = self.words[side(id)].load(Ordering::Relaxed);
+        if age(word, id) == 0 { word & AMOUNT_MAX } else { 0 }
+    }
+
+    /// Sets window `id`, at the start of the process.
+    pub fn restore(&self, id: u64, amount: u64) {
+        self.words[side(id)].store(word(id, amount), Ordering::Relaxed);
+    }
+
+    fn change(&self, id: u64, change: impl Fn(u64) -> Option<u64>) -> bool {
+        self.words[side(id)]
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+                let held = old & AMOUNT_MAX;
+                let held = match age(old, id) {
+                    0 => held,
+                    // Of a window long gone.
+                    1.. => 0,
+                    // Never used.
+                    _ if held == 0 => 0,
+                    // Ours is long gone.
+                    _ => return None,
+                };
+                change(held).map(|amount| word(id, amount))
+            })
+            .is_ok()
+    }
+}
+
+fn side(id: u64) -> usize {
+    // One bit.
+    (id & 1) as usize
+}
+
+fn word(id: u64, amount: u64) -> u64 {
+    id << AMOUNT_BITS | amount.min(AMOUNT_MAX)
+}
+
+/// How many windows `word` is older than `id`, from the eight bits that it keeps.
+fn age(word: u64, id: u64) -> i8 {
+    // Eight bits, read as a signed distance on their circle.
+    (id as u8).wrapping_sub((word >> AMOUNT_BITS) as u8) as i8
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,551 @@
+//! Limits and money: what a request reserves before it is sent, and what it is charged in the end.
+//!
+//! A request stands under up to six [`Scope`]s at once: its key, its tenant's use of the model, its
+//! tenant, the route, the model, the gateway. Each limits some of: requests, tokens (together, input,
+//! output) per minute, tokens per day, requests at a time, a budget. All of them must allow it or
+//! nothing is taken. What is taken is a [`Grant`], which is settled once, to what was really used.
+//!
+//! Nothing here keeps state beyond [`History`]: the words are on the board, so that limits are exact
+//! over all shards.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use foldhash::fast::FixedState;
+
+use crate::pure::board::{Calendar, Dry, LimitRow, Rate, Resource, ScopeKind};
+use crate::pure::units::{Instant, Series};
+
+/// Limits of one scope, as the plan has them.
+#[derive(Clone, Debug)]
+pub struct Scope {
+    pub kind: ScopeKind,
+    pub row: Arc<LimitRow>,
+    pub requests: Option<Rate>,
+    pub tokens: Option<Rate>,
+    pub input: Option<Rate>,
+    pub output: Option<Rate>,
+    pub concurrency: Option<u32>,
+    /// Tokens within a day (UTC).
+    pub day: Option<u64>,
+    pub budget: Option<Cap>,
+    /// How long a request may wait for one that runs to end, instead of being refused at once.
+    pub wait: Duration,
+}
+
+/// A budget: how much may be spent within a calendar window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cap {
+    /// In billionths of a dollar.
+    pub nano: Option<u64>,
+    pub tokens: Option<u64>,
+    pub per: Per,
+    /// Over it, requests go on (to a cheaper model, say): they are counted and not refused.
+    pub soft: bool,
+}
+
+/// A calendar window in UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Per {
+    Day,
+    /// From Monday on.
+    Week,
+    Month,
+    /// Since the beginning.
+    Total,
+}
+
+/// The calendar windows that it is now, and when each ends. Numbers never go back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Windows {
+    numbers: [u64; 3],
+    ends: [Instant; 3],
+}
+
+impl Windows {
+    /// By a wall clock that shows `unix` (seconds since 1970, UTC) at `now`.
+    pub fn at(unix: u64, now: Instant) -> Windows {
+        const DAY: u64 = 86_400;
+        let day = unix / DAY;
+        // 1970-01-01 was a Thursday: Mondays are the days d with (d + 3) % 7 == 0.
+        let week = (day + 3) / 7;
+        let (year, month) = civil(day);
+        let month = year * 12 + month - 1;
+        let month_end = days_before(month / 12 + u64::from(month % 12 == 11), (month + 1) % 12 + 1);
+        let end = |day: u64| now + Duration::from_secs((day * DAY).saturating_sub(unix));
+        Windows {
+            numbers: [day, week, month],
+            ends: [end(day + 1), end((week + 1) * 7 - 3), end(month_end)],
+        }
+    }
+
+    /// The number of the window that it is now.
+    pub fn number(&self, per: Per) -> u64 {
+        match per {
+            Per::Day => self.numbers[0],
+            Per::Week => self.numbers[1],
+            Per::Month => self.numbers[2],
+            Per::Total => 0,
+        }
+    }
+
+    /// Until the window ends; `None` if it never does.
+    pub fn left(&self, per: Per, now: Instant) -> Option<Duration> {
+        match per {
+            Per::Day => Some(self.ends[0].since(now)),
+            Per::Week => Some(self.ends[1].since(now)),
+            Per::Month => Some(self.ends[2].since(now)),
+            Per::Total => None,
+        }
+    }
+
+    /// Whether another window has begun, or ends at another moment by more than clocks jitter.
+    pub fn differ(&self, other: &Windows) -> bool {
+        let apart = |(a, b): (&Instant, &Instant)| a.since(*b).max(b.since(*a)).as_secs() >= 2;
+        self.numbers != other.numbers || self.ends.iter().zip(&other.ends).any(apart)
+    }
+
+    /// The later of both, window by window: a wall clock that is set back repeats no window.
+    pub fn not_before(self, earlier: Windows) -> Windows {
+        let mut later = self;
+        for (index, &number) in earlier.numbers.iter().enumerate() {
+            if number > later.numbers[index] {
+                later.numbers[index] = number;
+                later.ends[index] = earlier.ends[index];
+            }
+        }
+        later
+    }
+}
+
+/// Year and month (1 to 12) of a day since 1970-01-01 (after Howard Hinnant's `civil_from_days`).
+fn civil(day: u64) -> (u64, u64) {
+    let shifted = day + 719_468;
+    let era = shifted / 146_097;
+    let of_era = shifted % 146_097;
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    (year + era * 400 + u64::from(month <= 2), month)
+}
+
+/// The day since 1970-01-01 on which this month begins.
+fn days_before(year: u64, month: u64) -> u64 {
+    let year = year - u64::from(month <= 2);
+    let era = year / 400;
+    let of_era = year % 400;
+    let shifted = if month > 2 { month - 3 } else { month + 9 };
+    let of_year = (153 * shifted + 2) / 5;
+    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+}
+
+/// An amount of everything that is limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    pub input: u64,
+    pub output: u64,
+    /// In billionths of a dollar.
+    pub nano: u64,
+}
+
+impl Amount {
+    pub fn tokens(self) -> u64 {
+        self.input.saturating_add(self.output)
+    }
+
+    /// What is reserved of a resource that wants `amount`: at least one, so that who is in debt is
+    /// refused even when it reserves nothing.
+    fn at_least_one(amount: u64) -> u64 {
+        amount.max(1)
+    }
+}
+
+/// The scopes that a request stands under, the narrowest first.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Scopes<'p>([Option<&'p Scope>; SCOPES]);
+
+const SCOPES: usize = 6;
+
+impl<'p> Scopes<'p> {
+    pub fn new(scopes: [Option<&'p Scope>; SCOPES]) -> Scopes<'p> {
+        Scopes(scopes)
+    }
+
+    fn iter(&self) -> impl DoubleEndedIterator<Item = &'p Scope> {
+        self.0.iter().copied().flatten()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
+    /// Reserves `ask` in every scope, or nothing in any.
+    ///
+    /// All are looked at before the first is drawn from, so that a request that is refused takes
+    /// nothing from others even for a moment, unless a draw in between makes it.
+    ///
+    /// # Errors
+    /// The first scope that refuses.
+    pub fn take(&self, ask: Amount, now: Instant, windows: &Windows) -> Result<Grant, Denied> {
+        for scope in self.iter() {
+            scope.peek(ask, now, windows)?;
+        }
+        let grant = Grant { reserved: ask, at: now, windows: *windows };
+        for (done, scope) in self.iter().enumerate() {
+            if let Err(denied) = scope.take(ask, now, windows) {
+                for taken in self.iter().take(done) {
+                    taken.untake(&grant, now);
+                }
+                return Err(denied);
+            }
+        }
+        Ok(grant)
+    }
+
+    /// Charges what was used in the place of what `grant` reserved.
+    pub fn settle(&self, grant: &Grant, used: Amount, now: Instant) {
+        for scope in self.iter() {
+            scope.settle(grant, used, now);
+        }
+    }
+
+    /// Gives back all that `grant` reserved, as if it had never been asked for.
+    pub fn cancel(&self, grant: &Grant, now: Instant) {
+        for scope in self.iter() {
+            scope.untake(grant, now);
+        }
+    }
+
+    /// The most tokens that could ever be drawn at once.
+    pub fn most_tokens(&self) -> u64 {
+        let rates = self.iter().filter_map(|scope| scope.tokens.as_ref());
+        rates.map(Rate::most).min().unwrap_or(u64::MAX)
+    }
+
+    /// What is left, for the answer's fields: of requests and of tokens, by the scope that has the
+    /// least left.
+    pub fn quotas(&self, now: Instant) -> Quotas {
+        let tightest = |of: fn(&Scope) -> Option<(&Rate, &Resource)>| {
+            let quota = |scope| {
+                let (rate, resource) = of(scope)?;
+                let (left, reset) = (resource.left(rate, now), resource.refills_in(rate, now));
+                Some(Quota { limit: rate.limit(), left, reset })
+            };
+            self.iter().filter_map(quota).min_by_key(|quota| quota.left)
+        };
+        Quotas {
+            requests: tightest(|scope| Some((scope.requests.as_ref()?, &scope.row.requests))),
+            tokens: tightest(|scope| Some((scope.tokens.as_ref()?, &scope.row.tokens))),
+        }
+    }
+
+    /// The longest that any scope lets a request wait for one that runs to end.
+    pub fn wait(&self) -> Duration {
+        self.iter().map(|scope| scope.wait).max().unwrap_or_default()
+    }
+
+}
+
+/// What a request holds of every limit, until it is settled. Settling it twice would charge twice:
+/// its owner takes it out to do so.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    reserved: Amount,
+    at: Instant,
+    /// Amounts are settled in the windows that they were reserved in.
+    windows: Windows,
+}
+
+impl Grant {
+    pub fn reserved(&self) -> Amount {
+        self.reserved
+    }
+}
+
+/// What is limited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    Requests,
+    Tokens,
+    Input,
+    Output,
+    Concurrency,
+    Day,
+    Budget,
+}
+
+/// Why nothing was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Denied {
+    pub what: What,
+    pub whose: ScopeKind,
+    pub limit: u64,
+    pub dry: Dry,
+}
+
+/// One limit's state, as clients are told it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quota {
+    pub limit: u64,
+    pub left: u64,
+    /// Until all of it is there again.
+    pub reset: Duration,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Quotas {
+    pub requests: Option<Quota>,
+    pub tokens: Option<Quota>,
+}
+
+impl Scope {
+    /// Whether nothing is limited.
+    pub fn is_idle(&self) -> bool {
+        self.requests.is_none()
+            && self.tokens.is_none()
+            && self.input.is_none()
+            && self.output.is_none()
+            && self.concurrency.is_none()
+            && self.day.is_none()
+            && self.budget.is_none()
+    }
+
+    /// Whether the budget of this scope is spent.
+    pub fn is_spent(&self, windows: &Windows) -> bool {
+        self.budget.is_some_and(|cap| {
+            let number = windows.number(cap.per);
+            cap.nano.is_some_and(|nano| self.row.money.used(number) >= nano)
+                || cap.tokens.is_some_and(|most| self.row.budget_tokens.used(number) >= most)
+        })
+    }
+
+    /// Rates, with what `amount` asks of each.
+    fn rates(&self, amount: Amount) -> [(What, Option<&Rate>, &Resource, u64); 4] {
+        let row = &*self.row;
+        let some = Amount::at_least_one;
+        [
+            (What::Requests, self.requests.as_ref(), &row.requests, 1),
+            (What::Tokens, self.tokens.as_ref(), &row.tokens, some(amount.tokens())),
+            (What::Input, self.input.as_ref(), &row.input, some(amount.input)),
+            (What::Output, self.output.as_ref(), &row.output, some(amount.output)),
+        ]
+    }
+
+    /// Calendar windows, with what `amount` asks of each.
+    fn calendars(&self, amount: Amount) -> [(What, Option<(u64, Per)>, &Calendar, u64); 3] {
+        let row = &*self.row;
+        let cap = |limit: fn(&Cap) -> Option<u64>| {
+            let cap = self.budget.as_ref()?;
+            let limit = limit(cap)?;
+            Some((if cap.soft { u64::MAX } else { limit }, cap.per))
+        };
+        [
+            (What::Day, self.day.map(|limit| (limit, Per::Day)), &row.day, amount.tokens()),
+            (What::Budget, cap(|cap| cap.nano), &row.money, amount.nano),
+            (What::Budget, cap(|cap| cap.tokens), &row.budget_tokens, amount.tokens()),
+        ]
+    }
+
+    fn denied(&self, what: What, limit: u64, dry: Dry) -> Denied {
+        Denied { what, whose: self.kind, limit, dry }
+    }
+
+    fn peek(&self, ask: Amount, now: Instant, windows: &Windows) -> Result<(), Denied> {
+        if let Some(limit) = self.concurrency
+            && self.row.concurrency.now() >= u64::from(limit)
+        {
+            return Err(self.denied(What::Concurrency, u64::from(limit), Dry::For(SOON)));
+        }
+        for (what, rate, resource, amount) in self.rates(ask) {
+            if let Some(rate) = rate {
+                resource
+                    .peek(rate, now, amount)
+                    .map_err(|dry| self.denied(what, rate.limit(), dry))?;
+            }
+        }
+        for (what, limit, calendar, amount) in self.calendars(ask) {
+            let Some((limit, per)) = limit else { continue };
+            let used = calendar.used(windows.number(per));
+            // Who has spent it all is refused even when this request is free.
+            if used.saturating_add(amount) > limit || used >= limit {
+                return Err(self.denied(what, limit, over(limit, amount, per, now, windows)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes all or nothing of this scope.
+    fn take(&self, ask: Amount, now: Instant, windows: &Windows) -> Result<(), Denied> {
+        let limit = self.concurrency.map_or(u64::MAX, u64::from);
+        if !self.row.concurrency.add_within(1, limit) {
+            return Err(self.denied(What::Concurrency, limit, Dry::For(SOON)));
+        }
+        let mut taken = 0;
+        let mut failed = None;
+        for (what, rate, resource, amount) in self.rates(ask) {
+            if let Some(rate) = rate
+                && let Err(dry) = resource.take(rate, now, amount)
+            {
+                failed = Some(self.denied(what, rate.limit(), dry));
+                break;
+            }
+            taken += 1;
+        }
+        let mut booked = 0;
+        if failed.is_none() {
+            for (what, limit, calendar, amount) in self.calendars(ask) {
+                if let Some((limit, per)) = limit
+                    && !calendar.take(windows.number(per), amount, limit)
+                {
+                    failed =
+                        Some(self.denied(what, limit, over(limit, amount, per, now, windows)));
+                    break;
+                }
+                booked += 1;
+            }
+        }
+        let Some(denied) = failed else { return Ok(()) };
+        self.row.concurrency.sub(1);
+        for (_, rate, resource, amount) in self.rates(ask).into_iter().take(taken) {
+            if let Some(rate) = rate {
+                resource.settle(rate, now, now, amount, 0);
+            }
+        }
+        for (_, limit, calendar, amount) in self.calendars(ask).into_iter().take(booked) {
+            if let Some((_, per)) = limit {
+                calendar.settle(windows.number(per), amount, 0);
+            }
+        }
+        Err(denied)
+    }
+
+    /// As if it had never been asked.
+    fn untake(&self, grant: &Grant, now: Instant) {
+        self.row.concurrency.sub(1);
+        self.replace(grant, Amount::default(), 0, now);
+    }
+
+    fn settle(&self, grant: &Grant, used: Amount, now: Instant) {
+        self.row.concurrency.sub(1);
+        self.replace(grant, used, 1, now);
+    }
+
+    fn replace(&self, grant: &Grant, used: Amount, requests: u64, now: Instant) {
+        let actual = [requests, used.tokens(), used.input, used.output];
+        for ((_, rate, resource, reserved), actual) in
+            self.rates(grant.reserved).into_iter().zip(actual)
+        {
+            if let Some(rate) = rate {
+                resource.settle(rate, grant.at, now, reserved, actual);
+            }
+        }
+        let actual = [used.tokens(), used.nano, used.tokens()];
+        for ((_, limit, calendar, reserved), actual) in
+            self.calendars(grant.reserved).into_iter().zip(actual)
+        {
+            if let Some((_, per)) = limit {
+                calendar.settle(grant.windows.number(per), reserved, actual);
+            }
+        }
+    }
+}
+
+/// When a running request may end; nobody knows.
+const SOON: Duration = Duration::from_secs(1);
+
+fn over(limit: u64, amount: u64, per: Per, now: Instant, windows: &Windows) -> Dry {
+    match windows.left(per, now) {
+        Some(left) if amount <= limit => Dry::For(left),
+        _ => Dry::Never,
+    }
+}
+
+/// How long this tenant's answers of this model have been, on one shard: what an answer is expected
+/// to take. Bounded; who comes when it is full has no history.
+#[derive(Debug, Default)]
+pub struct History {
+    past: HashMap<(Series, Series), Lengths, FixedState>,
+}
+
+const PAST_MAX: usize = 4_096;
+
+impl History {
+    pub fn learn(&mut self, tenant: Series, model: Series, tokens: u64) {
+        let key = (tenant, model);
+        if self.past.len() < PAST_MAX || self.past.contains_key(&key) {
+            self.past.entry(key).or_default().add(tokens);
+        }
+    }
+
+    /// A length that `share` (0 to 1) of the answers did not exceed; `None` without history.
+    pub fn quantile(&self, tenant: Series, model: Series, share: f64) -> Option<u64> {
+        self.past.get(&(tenant, model))?.quantile(share)
+    }
+}
+
+/// A histogram of lengths in quarters of an octave, which forgets slowly.
+#[derive(Clone, Debug)]
+struct Lengths {
+    counts: [u16; BUCKETS],
+    total: u32,
+}
+
+/// Up to 2^20 tokens.
+const BUCKETS: usize = 80;
+/// So many answers are remembered in full; then all counts are halved.
+const REMEMBERED: u32 = 2_000;
+/// Fewer say nothing about a tail.
+const ENOUGH: u32 = 8;
+
+impl Default for Lengths {
+    fn default() -> Lengths {
+        Lengths { counts: [0; BUCKETS], total: 0 }
+    }
+}
+
+impl Lengths {
+    fn add(&mut self, tokens: u64) {
+        self.counts[bucket(tokens)] += 1;
+        self.total += 1;
+        if self.total >= REMEMBERED {
+            for count in &mut self.counts {
+                *count /= 2;
+            }
+            self.total = self.counts.iter().map(|&count| u32::from(count)).sum();
+        }
+    }
+
+    fn quantile(&self, share: f64) -> Option<u64> {
+        if self.total < ENOUGH {
+            return None;
+        }
+        // Between 0 and the total, both small.
+        let wanted = (f64::from(self.total) * share).ceil() as u32;
+        let mut sum = 0;
+        let found = self.counts.iter().position(|&count| {
+            sum += u32::from(count);
+            sum >= wanted
+        });
+        found.map(upper)
+    }
+}
+
+/// The quarter of an octave that a length falls in.
+fn bucket(tokens: u64) -> usize {
+    let tokens = tokens.clamp(1, (1 << 20) - 1);
+    let octave = tokens.ilog2();
+    // The two bits behind the leading one.
+    let quarter = (tokens << 2 >> octave) & 3;
+    octave as usize * 4 + quarter as usize
+}
+
+/// The longest length of a bucket.
+fn upper(bucket: usize) -> u64 {
+    let (octave, quarter) = (bucket as u64 / 4, bucket as u64 % 4);
+    (((4 + quarter + 1) << octave).div_ceil(4) - 1).max(1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,301 @@
+//! What a request holds of its limits, from its admission to its settlement, and what the client is
+//! told of them.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use super::{Call, Stop, Trip};
+use crate::client::Client;
+use crate::meter::{Booked, Ending};
+use crate::pure::answer::Refusal;
+use crate::pure::board::{Dry, ScopeKind};
+use crate::pure::fields::Own;
+use crate::pure::limit::{Amount, Denied, Grant, Quota, Quotas, Scopes, What};
+use crate::pure::plan::{Plan, Price, Reserve};
+use crate::pure::units::{Instant, KeyId, ModelId, RouteId, TenantId};
+use crate::rt;
+
+/// Whose request it is, and what it asks for: which limits it stands under.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Who {
+    pub key: Option<KeyId>,
+    pub tenant: Option<TenantId>,
+    pub model: Option<ModelId>,
+    pub route: RouteId,
+}
+
+impl Who {
+    fn scopes<'p>(&self, plan: &'p Plan) -> Scopes<'p> {
+        plan.scopes(self.key, self.tenant, self.model, self.route)
+    }
+
+    fn price(&self, plan: &Plan) -> Option<Price> {
+        self.model.and_then(|model| plan.models[model.index()].price)
+    }
+}
+
+/// An admitted request's hold on its limits.
+pub struct Stand {
+    who: Who,
+    grant: Grant,
+}
+
+/// Takes what the request needs of every limit, waiting where a limit says that it may.
+pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Result<(), Stop> {
+    let plan = trip.plan.clone();
+    let who = Who { route: call.route, model: call.model, ..trip.who };
+    trip.who = who;
+    let scopes = who.scopes(&plan);
+    if scopes.is_empty() {
+        return Ok(());
+    }
+    let ask = ask(trip, call, &plan, &scopes);
+    let deadline = rt::now() + scopes.wait();
+    loop {
+        let windows = **trip.shard.shared.windows.load();
+        let now = rt::now();
+        let taken = scopes.take(ask, now, &windows);
+        trip.quotas = QuotaFields::new(&scopes.quotas(now));
+        match taken {
+            Ok(grant) => {
+                if let Some(tenant) = who.tenant {
+                    plan.tenants[tenant.index()].row.reserved_tokens.add(ask.tokens());
+                }
+                trip.stand = Some(Stand { who, grant });
+                return Ok(());
+            }
+            Err(denied) if denied.what == What::Concurrency && now < deadline => {
+                super::park(trip, client, deadline).await?;
+            }
+            Err(denied) => return Err(refusal(&denied, ask).into()),
+        }
+    }
+}
+
+/// What is reserved before anything is known: the prompt as estimated, and the answer as long as
+/// most have been, or as long as it may be.
+fn ask(trip: &Trip, call: &Call, plan: &Plan, scopes: &Scopes<'_>) -> Amount {
+    let who = &trip.who;
+    let tenant = who.tenant.map(|tenant| &plan.tenants[tenant.index()]);
+    let reserve = tenant.map(|tenant| tenant.reserve).unwrap_or_default();
+    let model = who.model.map(|model| &plan.models[model.index()]);
+    let most = [call.max_tokens, model.and_then(|model| model.max_output)];
+    let most = most.into_iter().flatten().min();
+    let usual = |share: f64| {
+        let history = trip.shard.history.borrow();
+        let past = history.quantile(trip.done.tenant, trip.done.model, share);
+        let usual = past.unwrap_or(call.prompt + call.prompt / 2).max(1);
+        most.map_or(usual, |most| usual.min(most))
+    };
+    let one = match reserve {
+        Reserve::None => return Amount::default(),
+        _ if !trip.done.path.generates() => 0,
+        Reserve::P50 => usual(0.5),
+        Reserve::P95 => usual(0.95),
+        Reserve::Max => most.unwrap_or_else(|| usual(1.0)),
+    };
+    let mut output = one.saturating_mul(call.answers);
+    let room = scopes.most_tokens();
+    if reserve != Reserve::Max && call.prompt < room {
+        // A guess must not make impossible what may turn out to be short.
+        output = output.min(room - call.prompt);
+    }
+    let nano = who.price(plan).map_or(0, |price| price.of(call.prompt, 0, output));
+    Amount { input: call.prompt, output, nano }
+}
+
+impl Stand {
+    /// Charges what the request has used; called once, whichever way it ended.
+    pub fn settle(self, trip: &Trip, now: Instant) {
+        let plan = &trip.plan;
+        let (who, done) = (&self.who, &trip.done);
+        let used = match done.how {
+            // Nobody knows what a panic left behind.
+            Ending::Panicked => self.grant.reserved(),
+            _ => amount(&done.usage, who.price(plan)),
+        };
+        let scopes = who.scopes(plan);
+        // What never reached a backend costs nothing, not even a request.
+        match done.how == Ending::Refused && done.attempts == 0 {
+            true => scopes.cancel(&self.grant, now),
+            false => scopes.settle(&self.grant, used, now),
+        }
+        if let Some(tenant) = who.tenant {
+            let row = &plan.tenants[tenant.index()].row;
+            row.reserved_tokens.sub(self.grant.reserved().tokens());
+        }
+        if done.how == Ending::Whole && used.output > 0 {
+            trip.shard.history.borrow_mut().learn(done.tenant, done.model, used.output);
+        }
+    }
+}
+
+fn amount(usage: &Booked, price: Option<Price>) -> Amount {
+    Amount {
+        input: usage.prompt,
+        output: usage.completion,
+        nano: price.map_or(0, |price| price.of(usage.prompt, usage.cached, usage.completion)),
+    }
+}
+
+// ---- what clients are told
+
+/// `x-ratelimit-*`, as OpenAI writes them.
+#[derive(Default)]
+pub struct QuotaFields {
+    /// Values one after the other; six ends.
+    text: Vec<u8>,
+    ends: [u8; 6],
+}
+
+const NAMES: [[&str; 3]; 2] = [
+    ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
+    ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+];
+
+impl QuotaFields {
+    fn new(quotas: &Quotas) -> QuotaFields {
+        let mut fields = QuotaFields { text: Vec::with_capacity(64), ends: [0; 6] };
+        for (index, quota) in [quotas.requests, quotas.tokens].into_iter().enumerate() {
+            let Some(Quota { limit, left, reset }) = quota else { continue };
+            for (value, place) in [(Some(limit), 0), (Some(left), 1), (None, 2)] {
+                match value {
+                    Some(value) => drop(write!(fields.text, "{value}")),
+                    None => push_duration(&mut fields.text, reset),
+                }
+                // Six numbers of at most twenty digits or so.
+                fields.ends[3 * index + place] = fields.text.len() as u8;
+            }
+        }
+        fields
+    }
+
+    /// Fields with their values; empty names where a limit is not in force.
+    pub fn own(&self) -> [Own<'_>; 6] {
+        let mut own: [Own; 6] = [("", b""); 6];
+        let mut start = 0;
+        for (index, &end) in self.ends.iter().enumerate() {
+            let end = usize::from(end);
+            if end > start {
+                own[index] = (NAMES[index / 3][index % 3], &self.text[start..end]);
+                start = end;
+            }
+        }
+        own
+    }
+}
+
+/// As Go and OpenAI write them: `6m0s`, `1.5s`, `20ms`. Rounded up to milliseconds.
+fn push_duration(out: &mut Vec<u8>, span: Duration) {
+    let millis = span.as_nanos().div_ceil(1_000_000);
+    let (seconds, millis) = (millis / 1_000, millis % 1_000);
+    let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
+    // Writing to memory does not fail.
+    let _ = match (hours, minutes, seconds % 60) {
+        (0, 0, 0) => write!(out, "{millis}ms"),
+        (0, 0, seconds) => write!(out, "{seconds}"),
+        (0, minutes, seconds) => write!(out, "{minutes}m{seconds}"),
+        (hours, minutes, seconds) => write!(out, "{hours}h{minutes}m{seconds}"),
+    };
+    if seconds > 0 {
+        if millis > 0 {
+            let _ = write!(out, ".{millis:03}");
+            while out.last() == Some(&b'0') {
+                out.pop();
+            }
+        }
+        out.push(b's');
+    }
+}
+
+fn refusal(denied: &Denied, ask: Amount) -> Refusal {
+    let whose = match denied.whose {
+        ScopeKind::Key => "this key",
+        ScopeKind::TenantModel => "your use of this model",
+        ScopeKind::Tenant => "your account",
+        ScopeKind::Route | ScopeKind::Model => "this model",
+        ScopeKind::Global => "the gateway",
+    };
+    let limit = denied.limit;
+    if denied.what == What::Budget {
+        let text = format!("The budget of {whose} is spent.");
+        return Refusal {
+            kind: "insufficient_quota",
+            ..Refusal::invalid(429, text).code("insufficient_quota")
+        };
+    }
+    let (kind, of) = match denied.what {
+        What::Requests => ("requests", "requests per minute"),
+        What::Tokens => ("tokens", "tokens per minute"),
+        What::Input => ("tokens", "prompt tokens per minute"),
+        What::Output => ("tokens", "generated tokens per minute"),
+        What::Day => ("tokens", "tokens per day"),
+        What::Concurrency | What::Budget => ("requests", "requests at a time"),
+    };
+    match denied.dry {
+        Dry::Never => {
+            let text = format!(
+                "This request needs about {} tokens, and the limit of {whose} is {limit} {of}: it \
+                 can never fit. Shorten the prompt or lower `max_tokens`.",
+                ask.tokens()
+            );
+            Refusal::invalid(400, text).code("request_too_large")
+        }
+        Dry::For(wait) => {
+            let mut after = Vec::new();
+            push_duration(&mut after, wait);
+            let after = String::from_utf8_lossy(&after);
+            let text = format!(
+                "Rate limit of {whose} reached: {limit} {of}. Please try again in {after}."
+            );
+            Refusal {
+                kind,
+                retry_after: Some(wait),
+                should_retry: true,
+                ..Refusal::invalid(429, text).code("rate_limit_exceeded")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_openai_writes_them() {
+        for (millis, text) in [
+            (0, "0ms"),
+            (20, "20ms"),
+            (1_000, "1s"),
+            (1_500, "1.5s"),
+            (1_050, "1.05s"),
+            (61_001, "1m1.001s"),
+            (360_000, "6m0s"),
+            (10_800_000, "3h0m0s"),
+        ] {
+            let mut out = Vec::new();
+            push_duration(&mut out, Duration::from_millis(millis));
+            assert_eq!(String::from_utf8(out).expect("ASCII"), text);
+        }
+        let mut out = Vec::new();
+        push_duration(&mut out, Duration::from_nanos(1));
+        assert_eq!(out, b"1ms");
+    }
+
+    #[test]
+    fn fields_are_there_for_the_limits_that_are() {
+        let quota = |limit, left, reset| Quota { limit, left, reset: Duration::from_secs(reset) };
+        let both = Quotas { requests: Some(quota(60, 59, 1)), tokens: Some(quota(u64::MAX, 0, 7)) };
+        let fields = QuotaFields::new(&both);
+        let own = fields.own();
+        assert_eq!(own[0], ("x-ratelimit-limit-requests", &b"60"[..]));
+        assert_eq!(own[2], ("x-ratelimit-reset-requests", &b"1s"[..]));
+        assert_eq!(own[3].1, u64::MAX.to_string().as_bytes());
+        assert_eq!(own[5], ("x-ratelimit-reset-tokens", &b"7s"[..]));
+        let tokens = QuotaFields::new(&Quotas { requests: None, ..both });
+        let own = tokens.own();
+        assert_eq!((own[0], own[4].1), (("", &b""[..]), &b"0"[..]));
+        assert_eq!(QuotaFields::default().own(), [("", &b""[..]); 6]);
+    }
+}
