@@ -591,7 +591,8 @@ async fn inspect(
         return Err(Refusal::invalid(403, text).param("model").code("model_not_allowed").into());
     }
     // Who has spent the budget is served by a cheaper model, where the file says so.
-    let downgrade = tenant.and_then(|tenant| trip.downgrade(tenant)).filter(|to| model != Some(*to));
+    let downgrade =
+        tenant.and_then(|tenant| trip.downgrade(tenant)).filter(|to| model != Some(*to));
     if let Some(to) = downgrade {
         trip.downgraded = Some(format!("{asked};{};budget", plan.models[to.index()].name));
         model = Some(to);

@@ -154,12 +154,6 @@ impl Amount {
     pub fn tokens(self) -> u64 {
         self.input.saturating_add(self.output)
     }
-
-    /// What is reserved of a resource that wants `amount`: at least one, so that who is in debt is
-    /// refused even when it reserves nothing.
-    fn at_least_one(amount: u64) -> u64 {
-        amount.max(1)
-    }
 }
 
 /// The scopes that a request stands under, the narrowest first.
@@ -245,7 +239,6 @@ impl<'p> Scopes<'p> {
     pub fn wait(&self) -> Duration {
         self.iter().map(|scope| scope.wait).max().unwrap_or_default()
     }
-
 }
 
 /// What a request holds of every limit, until it is settled. Settling it twice would charge twice:
@@ -321,31 +314,42 @@ impl Scope {
         })
     }
 
-    /// Rates, with what `amount` asks of each.
-    fn rates(&self, amount: Amount) -> [(What, Option<&Rate>, &Resource, u64); 4] {
+    /// What `amount` draws from reservoirs.
+    fn draws(&self, amount: Amount) -> impl Iterator<Item = Draw<'_>> {
         let row = &*self.row;
-        let some = Amount::at_least_one;
+        // Who reserves nothing holds one, so that it is refused while its tenant is in debt.
+        let draw = |what, rate: &'_ Option<Rate>, resource, amount: u64| {
+            (*rate).map(|rate| Draw { what, rate, resource, amount: amount.max(1) })
+        };
         [
-            (What::Requests, self.requests.as_ref(), &row.requests, 1),
-            (What::Tokens, self.tokens.as_ref(), &row.tokens, some(amount.tokens())),
-            (What::Input, self.input.as_ref(), &row.input, some(amount.input)),
-            (What::Output, self.output.as_ref(), &row.output, some(amount.output)),
+            draw(What::Requests, &self.requests, &row.requests, 1),
+            draw(What::Tokens, &self.tokens, &row.tokens, amount.tokens()),
+            draw(What::Input, &self.input, &row.input, amount.input),
+            draw(What::Output, &self.output, &row.output, amount.output),
         ]
+        .into_iter()
+        .flatten()
     }
 
-    /// Calendar windows, with what `amount` asks of each.
-    fn calendars(&self, amount: Amount) -> [(What, Option<(u64, Per)>, &Calendar, u64); 3] {
+    /// What `amount` books in calendar windows.
+    fn bookings(&self, amount: Amount) -> impl Iterator<Item = Booking<'_>> {
         let row = &*self.row;
+        let day = self.day.map(|limit| (limit, Per::Day));
         let cap = |limit: fn(&Cap) -> Option<u64>| {
             let cap = self.budget.as_ref()?;
             let limit = limit(cap)?;
             Some((if cap.soft { u64::MAX } else { limit }, cap.per))
         };
+        let booking = |what, limit: Option<(u64, Per)>, calendar, amount| {
+            limit.map(|(limit, per)| Booking { what, limit, per, calendar, amount })
+        };
         [
-            (What::Day, self.day.map(|limit| (limit, Per::Day)), &row.day, amount.tokens()),
-            (What::Budget, cap(|cap| cap.nano), &row.money, amount.nano),
-            (What::Budget, cap(|cap| cap.tokens), &row.budget_tokens, amount.tokens()),
+            booking(What::Day, day, &row.day, amount.tokens()),
+            booking(What::Budget, cap(|cap| cap.nano), &row.money, amount.nano),
+            booking(What::Budget, cap(|cap| cap.tokens), &row.budget_tokens, amount.tokens()),
         ]
+        .into_iter()
+        .flatten()
     }
 
     fn denied(&self, what: What, limit: u64, dry: Dry) -> Denied {
@@ -358,19 +362,16 @@ impl Scope {
         {
             return Err(self.denied(What::Concurrency, u64::from(limit), Dry::For(SOON)));
         }
-        for (what, rate, resource, amount) in self.rates(ask) {
-            if let Some(rate) = rate {
-                resource
-                    .peek(rate, now, amount)
-                    .map_err(|dry| self.denied(what, rate.limit(), dry))?;
-            }
+        for draw in self.draws(ask) {
+            draw.resource
+                .peek(&draw.rate, now, draw.amount)
+                .map_err(|dry| self.denied(draw.what, draw.rate.limit(), dry))?;
         }
-        for (what, limit, calendar, amount) in self.calendars(ask) {
-            let Some((limit, per)) = limit else { continue };
-            let used = calendar.used(windows.number(per));
+        for booking in self.bookings(ask) {
+            let used = booking.calendar.used(windows.number(booking.per));
             // Who has spent it all is refused even when this request is free.
-            if used.saturating_add(amount) > limit || used >= limit {
-                return Err(self.denied(what, limit, over(limit, amount, per, now, windows)));
+            if used.saturating_add(booking.amount) > booking.limit || used >= booking.limit {
+                return Err(self.denied(booking.what, booking.limit, booking.dry(now, windows)));
             }
         }
         Ok(())
@@ -382,43 +383,35 @@ impl Scope {
         if !self.row.concurrency.add_within(1, limit) {
             return Err(self.denied(What::Concurrency, limit, Dry::For(SOON)));
         }
-        let mut taken = 0;
-        let mut failed = None;
-        for (what, rate, resource, amount) in self.rates(ask) {
-            if let Some(rate) = rate
-                && let Err(dry) = resource.take(rate, now, amount)
-            {
-                failed = Some(self.denied(what, rate.limit(), dry));
-                break;
+        let (mut drawn, mut booked) = (0, 0);
+        let mut take_all = || {
+            for draw in self.draws(ask) {
+                draw.resource
+                    .take(&draw.rate, now, draw.amount)
+                    .map_err(|dry| self.denied(draw.what, draw.rate.limit(), dry))?;
+                drawn += 1;
             }
-            taken += 1;
-        }
-        let mut booked = 0;
-        if failed.is_none() {
-            for (what, limit, calendar, amount) in self.calendars(ask) {
-                if let Some((limit, per)) = limit
-                    && !calendar.take(windows.number(per), amount, limit)
-                {
-                    failed =
-                        Some(self.denied(what, limit, over(limit, amount, per, now, windows)));
-                    break;
+            for booking in self.bookings(ask) {
+                let number = windows.number(booking.per);
+                if !booking.calendar.take(number, booking.amount, booking.limit) {
+                    let dry = booking.dry(now, windows);
+                    return Err(self.denied(booking.what, booking.limit, dry));
                 }
                 booked += 1;
             }
-        }
-        let Some(denied) = failed else { return Ok(()) };
-        self.row.concurrency.sub(1);
-        for (_, rate, resource, amount) in self.rates(ask).into_iter().take(taken) {
-            if let Some(rate) = rate {
-                resource.settle(rate, now, now, amount, 0);
+            Ok(())
+        };
+        let result = take_all();
+        if result.is_err() {
+            self.row.concurrency.sub(1);
+            for draw in self.draws(ask).take(drawn) {
+                draw.resource.settle(&draw.rate, now, now, draw.amount, 0);
+            }
+            for booking in self.bookings(ask).take(booked) {
+                booking.calendar.settle(windows.number(booking.per), booking.amount, 0);
             }
         }
-        for (_, limit, calendar, amount) in self.calendars(ask).into_iter().take(booked) {
-            if let Some((_, per)) = limit {
-                calendar.settle(windows.number(per), amount, 0);
-            }
-        }
-        Err(denied)
+        result
     }
 
     /// As if it had never been asked.
@@ -433,34 +426,52 @@ impl Scope {
     }
 
     fn replace(&self, grant: &Grant, used: Amount, requests: u64, now: Instant) {
-        let actual = [requests, used.tokens(), used.input, used.output];
-        for ((_, rate, resource, reserved), actual) in
-            self.rates(grant.reserved).into_iter().zip(actual)
-        {
-            if let Some(rate) = rate {
-                resource.settle(rate, grant.at, now, reserved, actual);
-            }
+        for draw in self.draws(grant.reserved) {
+            let actual = match draw.what {
+                What::Requests => requests,
+                What::Input => used.input,
+                What::Output => used.output,
+                _ => used.tokens(),
+            };
+            draw.resource.settle(&draw.rate, grant.at, now, draw.amount, actual);
         }
-        let actual = [used.tokens(), used.nano, used.tokens()];
-        for ((_, limit, calendar, reserved), actual) in
-            self.calendars(grant.reserved).into_iter().zip(actual)
-        {
-            if let Some((_, per)) = limit {
-                calendar.settle(grant.windows.number(per), reserved, actual);
-            }
+        let actual = self.bookings(used).map(|booking| booking.amount);
+        for (booking, actual) in self.bookings(grant.reserved).zip(actual) {
+            let number = grant.windows.number(booking.per);
+            booking.calendar.settle(number, booking.amount, actual);
+        }
+    }
+}
+
+/// An amount of a resource with a rate.
+struct Draw<'a> {
+    what: What,
+    rate: Rate,
+    resource: &'a Resource,
+    amount: u64,
+}
+
+/// An amount of what a calendar window may hold.
+struct Booking<'a> {
+    what: What,
+    limit: u64,
+    per: Per,
+    calendar: &'a Calendar,
+    amount: u64,
+}
+
+impl Booking<'_> {
+    /// How long it will not fit.
+    fn dry(&self, now: Instant, windows: &Windows) -> Dry {
+        match windows.left(self.per, now) {
+            Some(left) if self.amount <= self.limit => Dry::For(left),
+            _ => Dry::Never,
         }
     }
 }
 
 /// When a running request may end; nobody knows.
 const SOON: Duration = Duration::from_secs(1);
-
-fn over(limit: u64, amount: u64, per: Per, now: Instant, windows: &Windows) -> Dry {
-    match windows.left(per, now) {
-        Some(left) if amount <= limit => Dry::For(left),
-        _ => Dry::Never,
-    }
-}
 
 /// How long this tenant's answers of this model have been, on one shard: what an answer is expected
 /// to take. Bounded; who comes when it is full has no history.

@@ -9,6 +9,7 @@ mod harness;
 mod keys;
 mod leaving;
 mod lifecycle;
+mod limits;
 mod metrics;
 mod pool;
 mod routing;

@@ -13,8 +13,8 @@ use super::spec::{
 };
 use super::tree::Pos;
 use super::{
-    Backend, Budget, Canary, Candidate, Fallback, Fleet, Key, Limits, Lookup, Model, OverBudget, Pattern,
-    Plan, Pool, Route, Shadow, Strategy, Tenant, Tier, prefix,
+    Backend, Budget, Canary, Candidate, Fallback, Fleet, Key, Limits, Lookup, Model, OverBudget,
+    Pattern, Plan, Pool, Route, Shadow, Strategy, Tenant, Tier, prefix,
 };
 use crate::pure::board::{Full, Kind, Rate, Registry, ScopeKind};
 use crate::pure::limit::{Cap, Scope};

@@ -334,7 +334,7 @@ impl Lines {
     }
 
     pub fn now(&self) -> Vec<String> {
-        self.shared.said.lock().expect("no panic").lines.clone()
+        self.shared.said.lock().unwrap_or_else(std::sync::PoisonError::into_inner).lines.clone()
     }
 
     /// Waits until a line holds `text`, and gives all lines up to it.

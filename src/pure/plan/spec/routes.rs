@@ -306,7 +306,7 @@ fn limit_fields<'a>(r: &mut Reader<'a>, f: &mut Fields<'a>) -> Limits {
         concurrency: f.get(r, "concurrency", |r, item| r.small(item, 1, 100_000_000)),
         burst: f.get(r, "burst", limit),
         strict: f.get(r, "strict", Reader::flag),
-        limit_wait: f.get(r, "limit_wait", Reader::duration),
+        limit_wait: f.get(r, "limit_wait", Reader::duration_or_zero),
     }
 }
 

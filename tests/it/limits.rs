@@ -1,0 +1,274 @@
+//! Goal: nobody gets more than the limits say, on however many shards and connections; everybody
+//! gets all of it; what was reserved and not used comes back on every way out.
+//! Method: limits that refill too slowly for the test to see, so that counts are exact.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use crate::harness::*;
+
+/// A gateway to `backend` whose parts are these, in flow style.
+fn limited(backend: &str, tenant: &str, rest: &str) -> Gateway {
+    let text = Setup::to(backend.to_owned()).text();
+    let people = people().replace("tenants: { a: { }", &format!("tenants: {{ a: {{ {tenant} }}"));
+    Gateway::run(&format!("{}{rest}", text.replace(&self::people(), &people)))
+}
+
+fn people() -> String {
+    crate::harness::people()
+}
+
+/// A chat with a prompt of so many words and a bound on the answer.
+fn ask(words: usize, max_tokens: u64) -> Vec<u8> {
+    let prompt = "word ".repeat(words);
+    let body = format!(
+        r#"{{"model":"m","max_tokens":{max_tokens},"messages":[{{"role":"user","content":"{prompt}"}}]}}"#
+    );
+    post("/v1/chat/completions", body)
+}
+
+fn left(answer: &Answer, of: &str) -> u64 {
+    let field = answer.head.field(&format!("x-ratelimit-remaining-{of}"));
+    field.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{}", answer.head.text))
+}
+
+#[test]
+fn a_burst_over_many_connections_gets_the_limit_and_never_one_more() {
+    let backend = Backend::kind();
+    for (strict, shards) in [(false, 1), (false, 2), (true, 2), (false, 8)] {
+        // Two a minute flow in at most: none while this runs, or one if the machine is very slow.
+        let tenant = format!("rate_limit: {{ rpm: 2, burst: 2, strict: {strict} }}");
+        let text = Setup::to(backend.url()).text();
+        let text = text.replace("shards: 2", &format!("shards: {shards}"));
+        let text = text.replace("tenants: { a: { }", &format!("tenants: {{ a: {{ {tenant} }}"));
+        let gateway = Gateway::run(&text);
+        let served = AtomicU32::new(0);
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..5 {
+                        let mut client = gateway.client();
+                        for _ in 0..5 {
+                            client.send(chat());
+                            let answer = client.answer();
+                            match answer.status() {
+                                200 => served.fetch_add(1, Ordering::Relaxed),
+                                429 => 0,
+                                other => panic!("{other}: {}", answer.text()),
+                            };
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(served.into_inner(), 2, "strict: {strict}, shards: {shards}");
+        gateway.settled(200);
+    }
+}
+
+#[test]
+fn each_level_has_limits_of_its_own() {
+    let backend = Backend::kind();
+    let two = "{ rpm: 2, burst: 2 }";
+    for (whose, from, to) in [
+        ("your account", "a: { }", format!("a: {{ rate_limit: {two} }}")),
+        ("your account", "a: { }", "a: { tier: t }".to_owned()),
+        ("your use of this model", "a: { }", format!("a: {{ model_limits: {{ m: {two} }} }}")),
+        ("this key", "tenant: a,", format!("tenant: a, rate_limit: {two},")),
+        ("this model", "  m: { }", format!("  m: {{ rate_limit: {two} }}")),
+        ("this model", "pool: main,", format!("pool: main, rate_limit: {two},")),
+        ("the gateway", "pools:", format!("global: {two}\npools:")),
+    ] {
+        let text = format!("tiers: {{ t: {two} }}\n{}", Setup::to(backend.url()).text());
+        assert!(text.contains(from), "{from} in {text}");
+        let gateway = Gateway::run(&text.replacen(from, &to, 1));
+        let mut client = gateway.client();
+        for expected in [200, 200, 429] {
+            client.send(chat());
+            let answer = client.answer();
+            assert_eq!(answer.status(), expected, "{to}: {}", answer.text());
+            if expected == 429 {
+                assert!(answer.text().contains(whose), "{to}: {}", answer.text());
+                assert_eq!(answer.json()["error"]["type"], "requests");
+                assert_eq!(answer.code(), "rate_limit_exceeded");
+                let after: u64 = answer
+                    .head
+                    .field("retry-after")
+                    .and_then(|value| value.parse().ok())
+                    .expect("a number");
+                assert!((1..=60).contains(&after), "{after}");
+                assert_eq!(answer.head.field("x-should-retry"), None);
+            }
+        }
+        // Models and health are no business of limits.
+        assert_eq!(gateway.ask(get("/v1/models")).status(), 200);
+        assert_eq!(gateway.ask(get("/health")).status(), 200);
+    }
+}
+
+#[test]
+fn a_request_is_charged_what_the_backend_reports_and_the_rest_comes_back() {
+    let backend = Listener::start();
+    let gateway = limited(&backend.url(), "rate_limit: { tpm: 1000 }, reserve: max", "");
+    let mut client = gateway.client();
+    client.send(ask(10, 600));
+    let (mut peer, _) = backend.request();
+    // While it runs all that it may use is held.
+    gateway.reaches("forebay_tenant_concurrency", &["tenant=\"a\""], 1.0);
+    assert!(gateway.metric("forebay_reserved_tokens", &["tenant=\"a\""]) >= 600.0);
+    let mut other = gateway.client();
+    other.send(ask(10, 600));
+    let refused = other.answer();
+    assert_eq!((refused.status(), refused.code().as_str()), (429, "rate_limit_exceeded"));
+    assert_eq!(refused.json()["error"]["type"], "tokens");
+    assert!(left(&refused, "tokens") < 400);
+    // REPLY says that 7 + 5 were used.
+    peer.send(json(200, REPLY));
+    assert_eq!(client.answer().status(), 200);
+    gateway.reaches("forebay_reserved_tokens", &["tenant=\"a\""], 0.0);
+    client.send(ask(0, 1));
+    peer.request();
+    peer.send(json(200, REPLY));
+    let answer = client.answer();
+    // 12 are gone, and what this one holds; a second brings 16.
+    assert!((960..=1_000).contains(&left(&answer, "tokens")), "{}", answer.head.text);
+    let never = gateway.ask(ask(10, 2_000));
+    assert_eq!((never.status(), never.code().as_str()), (400, "request_too_large"));
+}
+
+#[test]
+fn what_ends_early_is_charged_for_what_was_generated() {
+    let backend = Listener::start();
+    let gateway = limited(&backend.url(), "rate_limit: { tpm: 100000, concurrency: 1 }", "");
+    // The client leaves, the backend breaks, the backend refuses: the slot and the tokens return.
+    let mut client = gateway.client();
+    client.send(stream());
+    let (mut peer, _) = backend.request();
+    peer.send([STREAM_HEAD.as_bytes(), &chunk([token("a"), token("b")].concat())].concat());
+    client.head();
+    client.chunks_until("b");
+    client.fin();
+    peer.gone();
+    gateway.reaches("forebay_tenant_concurrency", &["tenant=\"a\""], 0.0);
+    wait_for("the two tokens", || (gateway.usage("a").1 == 2).then_some(()));
+
+    for answer in ["HTTP/1.1 200 OK\r\ncontent-le".to_owned(), String::new()] {
+        let mut client = gateway.client();
+        client.send(chat());
+        let (mut peer, _) = backend.request();
+        peer.send(answer);
+        peer.rst();
+        assert_eq!(client.answer().status(), 502);
+    }
+    let mut client = gateway.client();
+    client.send(chat());
+    let (mut peer, _) = backend.request();
+    peer.send(json(400, r#"{"error":{"message":"no"}}"#));
+    assert_eq!(client.answer().status(), 400);
+    gateway.reaches("forebay_reserved_tokens", &["tenant=\"a\""], 0.0);
+    client.send(chat());
+    peer.request();
+    peer.send(json(200, REPLY));
+    let answer = client.answer();
+    // The estimate of the first, and what this one holds, is all that is gone.
+    assert!(left(&answer, "tokens") >= 100_000 - 100, "{}", answer.head.text);
+}
+
+#[test]
+fn a_request_that_no_backend_was_asked_costs_nothing() {
+    let gateway =
+        limited("http://127.0.0.1:9", "rate_limit: { rpm: 2, burst: 2 }, models: [m, other]", "");
+    for _ in 0..5 {
+        // Unknown models, broken bodies, too many tokens: refused before anything is taken.
+        assert_eq!(gateway.ask(post("/v1/chat/completions", "{")).status(), 400);
+        assert_eq!(gateway.ask(post("/v1/chat/completions", r#"{"model":"z"}"#)).status(), 403);
+        assert_eq!(gateway.ask(post("/v1/chat/completions", r#"{"model":"other"}"#)).status(), 404);
+    }
+    // One that was tried counts, although nobody was there.
+    assert_eq!(gateway.ask(chat()).status(), 503);
+    assert_eq!(left(&gateway.ask(chat()), "requests"), 0);
+    assert_eq!(gateway.ask(chat()).status(), 429);
+}
+
+#[test]
+fn at_the_bound_of_concurrency_a_request_waits_a_moment_for_its_predecessor() {
+    let backend = Listener::start();
+    let gateway = limited(&backend.url(), "rate_limit: { concurrency: 1, limit_wait: 20s }", "");
+    let (mut first, mut second) = (gateway.client(), gateway.client());
+    first.send(chat());
+    let (mut peer, _) = backend.request();
+    second.send(chat());
+    backend.nobody();
+    peer.send(json(200, REPLY));
+    assert_eq!(first.answer().status(), 200);
+    // On this shard's idle connection, or on a new one of the other shard.
+    wait_for("the second request", || (peer.has_more() || backend.waiting()).then_some(()));
+    if peer.has_more() {
+        peer.request();
+    } else {
+        peer = backend.request().0;
+    }
+    peer.send(json(200, REPLY));
+    assert_eq!(second.answer().status(), 200);
+
+    let gateway = limited(&backend.url(), "rate_limit: { concurrency: 1, limit_wait: 0s }", "");
+    let (mut first, mut second) = (gateway.client(), gateway.client());
+    first.send(chat());
+    let (_peer, _) = backend.request();
+    second.send(chat());
+    let answer = second.answer();
+    assert_eq!((answer.status(), answer.head.field("retry-after")), (429, Some("1")));
+    backend.nobody();
+}
+
+#[test]
+fn a_spent_budget_refuses_for_good_or_turns_to_a_cheaper_model() {
+    let price = "  m: { price: { input: 1000, cached: 0, output: 1000 } }\n  small: { }\n";
+    for over in ["refuse", "read-only", "downgrade"] {
+        let backend = Backend::kind();
+        let to = if over == "downgrade" { ", to: small" } else { "" };
+        // REPLY's twelve tokens cost 1.2 cents.
+        let tenant = format!("budget: {{ usd: 0.01, per: total, over: {over}{to} }}");
+        let text = Setup::to(backend.url()).text().replace("  m: { }\n", price);
+        let text = text.replace("model: [m]", "model: [m, small]");
+        let text = text.replace("tenants: { a: { }", &format!("tenants: {{ a: {{ {tenant} }}"));
+        let gateway = Gateway::run(&text);
+        assert_eq!(gateway.ask(post("/v1/chat/completions", r#"{"model":"m"}"#)).status(), 200);
+        gateway.settled(1);
+        let answer = gateway.ask(post("/v1/chat/completions", r#"{"model":"m"}"#));
+        if over == "downgrade" {
+            assert_eq!(answer.status(), 200, "{}", answer.text());
+            assert_eq!(answer.head.field("x-forebay-fallback"), Some("m;small;budget"));
+            assert_eq!(backend.last().json()["model"], "small");
+        } else {
+            assert_eq!((answer.status(), answer.code().as_str()), (429, "insufficient_quota"));
+            assert_eq!(answer.json()["error"]["type"], "insufficient_quota");
+            assert_eq!(answer.head.field("x-should-retry"), Some("false"));
+            assert_eq!(answer.head.field("retry-after"), None);
+            assert_eq!(backend.count(), 1);
+        }
+        assert_eq!(gateway.ask(get("/v1/models")).status(), 200);
+    }
+}
+
+#[test]
+fn a_reload_keeps_what_is_used_and_sets_the_new_limit() {
+    let backend = Backend::kind();
+    let text = Setup::to(backend.url()).text();
+    let with = |limits: &str| text.replace("a: { }", &format!("a: {{ rate_limit: {limits} }}"));
+    let gateway = Gateway::run(&with("{ rpm: 4, burst: 4 }"));
+    for _ in 0..2 {
+        assert_eq!(gateway.ask(chat()).status(), 200);
+    }
+    // Half of it is used: half of the larger one is as well.
+    gateway.configure(&with("{ rpm: 8, burst: 8 }"));
+    assert_eq!(gateway.admin("POST /reload").0, 200);
+    for expected in [200, 200, 200, 200, 429] {
+        assert_eq!(gateway.ask(chat()).status(), expected);
+    }
+    gateway.configure(&text);
+    assert_eq!(gateway.admin("POST /reload").0, 200);
+    let answer = gateway.ask(chat());
+    assert_eq!(answer.status(), 200);
+    assert_eq!(answer.head.field("x-ratelimit-limit-requests"), None);
+}
