@@ -38,8 +38,8 @@ use crate::meter::text::{Facts, Process, render, usage_json};
 use crate::meter::{Catalog, Ledger, Link};
 use crate::pure::plan::{AdminListen, Plan, Problem};
 use crate::pure::units::ShardId;
-use crate::rt;
 use crate::shard::{Phase, Shared};
+use crate::{rt, store};
 
 /// What the admin port looks at and whom it tells.
 pub struct Desk {
@@ -140,6 +140,8 @@ async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
             reloads_in_force: desk.reloads.in_force.load(Ordering::Relaxed),
             reloads_refused: desk.reloads.refused.load(Ordering::Relaxed),
             panics: rt::PANICS.load(Ordering::Relaxed),
+            state_commits: store::COMMITS.load(Ordering::Relaxed),
+            state_failures: store::FAILURES.load(Ordering::Relaxed),
             records_unwritten: UNWRITTEN.load(Ordering::Relaxed),
             events_lost: events::LOST.load(Ordering::Relaxed),
             process: process(desk.started),

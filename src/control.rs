@@ -35,6 +35,7 @@ use crate::pure::plan::{AdminListen, Plan, Severity};
 use crate::pure::units::ShardId;
 use crate::rt::Driver;
 use crate::shard::{self, Phase, Setup, Shared};
+use crate::store::{Store, Unusable};
 
 mod cpus;
 mod host;
@@ -76,7 +77,7 @@ pub fn run(source: Source, options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let claims = match Claims::take(&source, &plan, &options, handed) {
+    let claims = match Claims::take(&source, &plan, &mut registry, &options, handed) {
         Ok(claims) => claims,
         Err(refusal) => {
             tell(&format!("error: {refusal}\n"));
@@ -126,6 +127,7 @@ fn report_panics() {
 struct Claims {
     /// Held for life.
     _state: Option<std::fs::File>,
+    store: Option<Store>,
     cpus: Vec<Option<usize>>,
     driver: Driver,
     passed_over: Vec<(Driver, io::Error)>,
@@ -139,6 +141,7 @@ struct Claims {
 #[derive(Debug)]
 enum Refusal {
     Obstacle(Obstacle),
+    Store(Unusable),
     Cpus(cpus::NotAllowed),
     Driver { driver: Driver, error: io::Error },
     Admin { listen: String, error: io::Error },
@@ -148,6 +151,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Refusal::Obstacle(obstacle) => obstacle.fmt(f),
+            Refusal::Store(unusable) => unusable.fmt(f),
             Refusal::Cpus(not_allowed) => not_allowed.fmt(f),
             Refusal::Driver { driver, error } => {
                 write!(f, "the driver {} was asked for and does not work here: ", driver.name())?;
@@ -170,12 +174,19 @@ impl Claims {
     fn take(
         source: &Source,
         plan: &Plan,
+        registry: &mut Registry,
         options: &Options,
         handed: HandedOver,
     ) -> Result<Claims, Refusal> {
         let open_files = host::raise_open_files();
         let state = plan.state_dir.as_deref().map(|folder| source.beside(folder));
-        let state = state.map(|folder| host::lock_state(&folder)).transpose()?;
+        let (mut lock, mut store) = (None, None);
+        if let Some(folder) = state {
+            lock = Some(host::lock_state(&folder)?);
+            let opened = Store::open(&folder).map_err(Refusal::Store)?;
+            opened.restore(registry).map_err(Refusal::Store)?;
+            store = Some(opened);
+        }
         let server = &plan.server;
         let allowed = cpus::Allowed::here();
         let cpus = cpus::layout(&server.shards, server.gpu_cpu, &allowed, !options.unpinned)
@@ -200,7 +211,7 @@ impl Claims {
         });
         let admin =
             admin.transpose().map_err(|(listen, error)| Refusal::Admin { listen, error })?;
-        Ok(Claims { _state: state, cpus, driver, passed_over, listeners, admin, open_files })
+        Ok(Claims { _state: lock, store, cpus, driver, passed_over, listeners, admin, open_files })
     }
 
     fn addresses(&self) -> Vec<SocketAddr> {
@@ -256,6 +267,12 @@ impl Claims {
         if in_the_open && plan.admin.token.is_none() {
             lines.push(
                 "  OPEN ADMIN PORT: it can be reached from the network and has no token".into(),
+            );
+        }
+        if self.store.is_none() && plan.counts_windows() {
+            lines.push(
+                "  NOT KEPT: daily limits and budgets begin anew with each start; set state.dir"
+                    .to_owned(),
             );
         }
         if plan.open() {
@@ -333,6 +350,8 @@ async fn control(
     let plan = Arc::new(plan);
     let shared = Arc::new(Shared::new(Arc::clone(&plan), totals, names.known()));
     follow_calendar(&shared);
+    let start = |store: Store| store.start(Arc::clone(&shared), Arc::clone(&catalog));
+    let writer = claims.store.map(start).transpose()?;
     let driver = claims.driver;
     let shards: Vec<_> = (0..).map(ShardId).zip(claims.cpus).zip(claims.listeners).collect();
     let count = shards.len();
@@ -451,6 +470,9 @@ async fn control(
         }
     }
 
+    if let Some(writer) = writer {
+        writer.finish();
+    }
     let lost = access_log.is_some_and(|log| !log.finish(LOG_LIMIT));
     desk.books.read(|ledger| {
         say(

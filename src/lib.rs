@@ -58,3 +58,4 @@ pub mod mock;
 pub mod pool;
 pub mod rt;
 pub mod shard;
+pub mod store;

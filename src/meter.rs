@@ -19,7 +19,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crossbeam_queue::ArrayQueue;
 use hdrhistogram::{Counter, Histogram};
 
-use crate::pure::board::{BackendRow, Kind, Registry, TenantRow};
+use crate::pure::board::{BackendRow, Kind, LimitRow, Registry, TenantRow};
 use crate::pure::dialect::Endpoint;
 use crate::pure::units::{Instant, Series, ShardId};
 
@@ -838,6 +838,7 @@ pub struct Catalog {
     pub models: Vec<Arc<str>>,
     pub routes: Vec<Arc<str>>,
     pub keys: Vec<Arc<str>>,
+    pub limits: Vec<Arc<LimitRow>>,
 }
 
 impl Catalog {
@@ -848,6 +849,7 @@ impl Catalog {
             models: registry.names(Kind::Model).to_vec(),
             routes: registry.names(Kind::Route).to_vec(),
             keys: registry.names(Kind::Key).to_vec(),
+            limits: registry.limit_rows().to_vec(),
         }
     }
 

@@ -26,6 +26,9 @@ pub struct Facts<'a> {
     pub reloads_refused: u64,
     /// Tasks that panicked and were contained.
     pub panics: u64,
+    /// Of the store: groups written, and attempts that failed.
+    pub state_commits: u64,
+    pub state_failures: u64,
     /// Access records that reached the writer and could not be written.
     pub records_unwritten: u64,
     pub events_lost: u64,
@@ -238,6 +241,10 @@ fn gateway(page: &mut Page, facts: &Facts) {
     page.line("forebay_config_reloads_total", &[("result", "refused")], facts.reloads_refused);
     page.head("forebay_panics_total", COUNTER, "Panics contained; each is a bug.");
     page.line("forebay_panics_total", &[], facts.panics);
+    page.head("forebay_state_commits_total", COUNTER, "Groups of counters written to state.dir.");
+    page.line("forebay_state_commits_total", &[], facts.state_commits);
+    page.head("forebay_state_failures_total", COUNTER, "Groups that could not be written yet.");
+    page.line("forebay_state_failures_total", &[], facts.state_failures);
     page.head("forebay_access_log_dropped_total", COUNTER, "Access records nobody could take.");
     let dropped = facts.ledger.shards.records_dropped.saturating_add(facts.records_unwritten);
     page.line("forebay_access_log_dropped_total", &[], dropped);
@@ -497,6 +504,8 @@ mod tests {
             reloads_in_force: 0,
             reloads_refused: 0,
             panics: 0,
+            state_commits: 0,
+            state_failures: 0,
             records_unwritten: 0,
             events_lost: 0,
             process: Process::default(),

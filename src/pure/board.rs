@@ -170,8 +170,10 @@ impl Drop for Held {
 
 /// What is limited of one scope: a key, a tenant, a tenant's use of a model, a route, a model, or
 /// the whole gateway. The limits themselves are the plan's.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct LimitRow {
+    pub kind: ScopeKind,
+    pub name: Box<str>,
     pub requests: Resource,
     /// Prompt and completion together.
     pub tokens: Resource,
@@ -181,14 +183,51 @@ pub struct LimitRow {
     pub concurrency: Count,
     /// Tokens within a day.
     pub day: Calendar,
-    /// Money within the budget's window, in billionths of a dollar.
-    pub money: Calendar,
-    /// Tokens within the budget's window.
-    pub budget_tokens: Calendar,
+    /// Money within the budget's window, in billionths of a dollar; by kind of window.
+    pub money: [Calendar; 4],
+    /// Tokens within the budget's window, by kind of window.
+    pub budget_tokens: [Calendar; 4],
+    /// A calendar has changed since the store last looked.
+    dirty: AtomicBool,
+}
+
+impl LimitRow {
+    pub fn new(kind: ScopeKind, name: &str) -> LimitRow {
+        LimitRow {
+            kind,
+            name: Box::from(name),
+            requests: Resource::default(),
+            tokens: Resource::default(),
+            input: Resource::default(),
+            output: Resource::default(),
+            concurrency: Count::default(),
+            day: Calendar::default(),
+            money: Default::default(),
+            budget_tokens: Default::default(),
+            dirty: AtomicBool::new(false),
+        }
+    }
+
+    /// What must survive the process has changed.
+    pub fn touch(&self) {
+        self.dirty.store(true, Ordering::Release);
+    }
+
+    /// Whether anything was touched since the last call.
+    pub fn was_touched(&self) -> bool {
+        self.dirty.load(Ordering::Relaxed) && self.dirty.swap(false, Ordering::Acquire)
+    }
+
+    /// What must survive the process: a number for each calendar, for the life of its format.
+    pub fn calendars(&self) -> impl Iterator<Item = (u8, &Calendar)> {
+        let all = [&self.day].into_iter().chain(&self.money).chain(&self.budget_tokens);
+        (0..).zip(all)
+    }
 }
 
 /// Whose limits a [`LimitRow`] counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub enum ScopeKind {
     Key,
     /// A tenant's use of one model; the name is both, with a NUL between them.
@@ -293,12 +332,24 @@ pub struct Registry {
     routes: Names,
     keys: Names,
     limits: HashMap<(ScopeKind, Box<str>), Arc<LimitRow>, FixedState>,
+    limit_rows: Vec<Arc<LimitRow>>,
 }
 
 impl Default for Registry {
     fn default() -> Registry {
         Registry::new()
     }
+}
+
+impl ScopeKind {
+    pub const ALL: [ScopeKind; 6] = [
+        ScopeKind::Key,
+        ScopeKind::TenantModel,
+        ScopeKind::Tenant,
+        ScopeKind::Route,
+        ScopeKind::Model,
+        ScopeKind::Global,
+    ];
 }
 
 impl Registry {
@@ -315,13 +366,24 @@ impl Registry {
             routes: Names::new(&other),
             keys: Names::new(&other),
             limits: HashMap::default(),
+            limit_rows: Vec::new(),
         }
     }
 
     /// What is counted for this scope, from the first plan that limits it on. Bounded as names are:
     /// each scope is one of a name that has a number, or of two.
     pub fn limits(&mut self, kind: ScopeKind, name: &str) -> Arc<LimitRow> {
-        Arc::clone(self.limits.entry((kind, Box::from(name))).or_default())
+        let rows = &mut self.limit_rows;
+        let row = self.limits.entry((kind, Box::from(name))).or_insert_with(|| {
+            rows.push(Arc::new(LimitRow::new(kind, name)));
+            Arc::clone(&rows[rows.len() - 1])
+        });
+        Arc::clone(row)
+    }
+
+    /// Every scope that any plan has limited since start.
+    pub fn limit_rows(&self) -> &[Arc<LimitRow>] {
+        &self.limit_rows
     }
 
     pub fn totals(&self) -> &Arc<Totals> {

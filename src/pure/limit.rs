@@ -47,6 +47,7 @@ pub struct Cap {
 
 /// A calendar window in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Per {
     Day,
     /// From Monday on.
@@ -294,23 +295,14 @@ pub struct Quotas {
 }
 
 impl Scope {
-    /// Whether nothing is limited.
-    pub fn is_idle(&self) -> bool {
-        self.requests.is_none()
-            && self.tokens.is_none()
-            && self.input.is_none()
-            && self.output.is_none()
-            && self.concurrency.is_none()
-            && self.day.is_none()
-            && self.budget.is_none()
-    }
-
     /// Whether the budget of this scope is spent.
     pub fn is_spent(&self, windows: &Windows) -> bool {
         self.budget.is_some_and(|cap| {
             let number = windows.number(cap.per);
-            cap.nano.is_some_and(|nano| self.row.money.used(number) >= nano)
-                || cap.tokens.is_some_and(|most| self.row.budget_tokens.used(number) >= most)
+            let (money, tokens) =
+                (&self.row.money[cap.per as usize], &self.row.budget_tokens[cap.per as usize]);
+            cap.nano.is_some_and(|nano| money.used(number) >= nano)
+                || cap.tokens.is_some_and(|most| tokens.used(number) >= most)
         })
     }
 
@@ -335,6 +327,8 @@ impl Scope {
     fn bookings(&self, amount: Amount) -> impl Iterator<Item = Booking<'_>> {
         let row = &*self.row;
         let day = self.day.map(|limit| (limit, Per::Day));
+        // Without a budget no calendar of its is looked at.
+        let per = self.budget.map_or(0, |cap| cap.per as usize);
         let cap = |limit: fn(&Cap) -> Option<u64>| {
             let cap = self.budget.as_ref()?;
             let limit = limit(cap)?;
@@ -345,8 +339,8 @@ impl Scope {
         };
         [
             booking(What::Day, day, &row.day, amount.tokens()),
-            booking(What::Budget, cap(|cap| cap.nano), &row.money, amount.nano),
-            booking(What::Budget, cap(|cap| cap.tokens), &row.budget_tokens, amount.tokens()),
+            booking(What::Budget, cap(|cap| cap.nano), &row.money[per], amount.nano),
+            booking(What::Budget, cap(|cap| cap.tokens), &row.budget_tokens[per], amount.tokens()),
         ]
         .into_iter()
         .flatten()
@@ -393,6 +387,7 @@ impl Scope {
             }
             for booking in self.bookings(ask) {
                 let number = windows.number(booking.per);
+                self.row.touch();
                 if !booking.calendar.take(number, booking.amount, booking.limit) {
                     let dry = booking.dry(now, windows);
                     return Err(self.denied(booking.what, booking.limit, dry));
@@ -439,6 +434,7 @@ impl Scope {
         for (booking, actual) in self.bookings(grant.reserved).zip(actual) {
             let number = grant.windows.number(booking.per);
             booking.calendar.settle(number, booking.amount, actual);
+            self.row.touch();
         }
     }
 }

@@ -257,6 +257,20 @@ impl Plan {
         ])
     }
 
+    /// Whether anything is counted over a day or longer.
+    pub fn counts_windows(&self) -> bool {
+        let scopes = (self.keys.iter().map(|key| &key.limits))
+            .chain(self.tenants.iter().map(|tenant| &tenant.limits))
+            .chain(self.routes.iter().map(|route| &route.limits))
+            .chain(self.models.iter().map(|model| &model.limits))
+            .chain([&self.global]);
+        let by_model = self.tenants.iter().flat_map(|tenant| &tenant.model_limits);
+        scopes
+            .flatten()
+            .chain(by_model.map(|(_, scope)| scope))
+            .any(|scope| scope.day.is_some() || scope.budget.is_some())
+    }
+
     /// Names for `/v1/models`, in file order: every name and alias that some route may serve and
     /// this tenant (`None` on an open gateway) may use.
     pub fn visible_models(

@@ -16,6 +16,7 @@ mod routing;
 mod runtime;
 mod sdk;
 mod smuggling;
+mod state;
 mod streams;
 mod tidy;
 mod uploads;

@@ -74,6 +74,7 @@ const ORDER: &[&str] = &[
     "client",
     "pool",
     "shard",
+    "store",
     "export",
     "admin",
     "control",

@@ -431,6 +431,16 @@ impl Calendar {
         self.words[side(id)].store(word(id, amount), Ordering::Relaxed);
     }
 
+    /// The windows that are kept and not empty, with their amounts, when the window is `now`.
+    pub fn kept(&self, now: u64) -> impl Iterator<Item = (u64, u64)> {
+        let kept = |word: &AtomicU64| {
+            let word = word.load(Ordering::Relaxed);
+            let id = now.checked_add_signed(-i64::from(age(word, now)))?;
+            (word & AMOUNT_MAX > 0).then_some((id, word & AMOUNT_MAX))
+        };
+        self.words.iter().filter_map(kept).collect::<Vec<_>>().into_iter()
+    }
+
     fn change(&self, id: u64, change: impl Fn(u64) -> Option<u64>) -> bool {
         self.words[side(id)]
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {

@@ -807,6 +807,9 @@ fn scope(
     limits: &Limits,
     budget: Option<Cap>,
 ) -> Option<Scope> {
+    if budget.is_none() && limits.is_none() {
+        return None;
+    }
     let strict = limits.strict.unwrap_or(false);
     let per_minute = |limit: u64, burst| Rate::new(limit, MINUTE, burst, strict);
     let scope = Scope {
@@ -822,9 +825,9 @@ fn scope(
             Some(_) => limits.limit_wait.unwrap_or(LIMIT_WAIT),
             None => Duration::ZERO,
         },
-        row: Arc::default(),
+        row: registry.limits(kind, name),
     };
-    (!scope.is_idle()).then(|| Scope { row: registry.limits(kind, name), ..scope })
+    Some(scope)
 }
 
 const MINUTE: Duration = Duration::from_secs(60);

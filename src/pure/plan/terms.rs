@@ -29,6 +29,12 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Whether nothing is limited.
+    pub fn is_none(&self) -> bool {
+        self.rpm.or(self.tpm).or(self.itpm).or(self.otpm).or(self.tpd).is_none()
+            && self.concurrency.is_none()
+    }
+
     /// These, and those of `other` where these say nothing.
     pub fn or(self, other: &Limits) -> Limits {
         Limits {

@@ -1,0 +1,346 @@
+//! What must outlive the process: what was spent of days and budgets.
+//!
+//! One thread writes, in groups: every [`GROUP`] it takes the counters that have changed since the
+//! last time and commits them in one transaction, which is on disk when it returns. A process that
+//! is killed loses what was counted since the last commit began, at most a group and a commit. What
+//! requests have reserved is in the counters, so a request that was under way when the process died
+//! stays charged with what it had reserved, and nothing is charged twice.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+
+use crate::meter::Catalog;
+use crate::meter::events::{Level, say};
+use crate::pure::board::{LimitRow, Registry, ScopeKind};
+use crate::pure::limit::{Per, Windows};
+use crate::shard::Shared;
+
+/// How long changes are gathered for one commit.
+const GROUP: Duration = Duration::from_millis(50);
+
+/// Scope and calendar (see [`key`]) to the number of the window and the amount in it; two windows
+/// of each are kept, as the lowest bit of the number says.
+const COUNTERS: TableDefinition<&[u8], (u64, u64)> = TableDefinition::new("counters");
+/// What wrote this file.
+const META: TableDefinition<&str, u64> = TableDefinition::new("forebay");
+const FORMAT: u64 = 1;
+
+/// Commits, and commits that failed, since start.
+pub static COMMITS: AtomicU64 = AtomicU64::new(0);
+pub static FAILURES: AtomicU64 = AtomicU64::new(0);
+
+/// Why the store cannot be used. Starting without it would forget what was spent.
+#[derive(Debug)]
+pub struct Unusable {
+    path: PathBuf,
+    why: Why,
+}
+
+#[derive(Debug)]
+enum Why {
+    Broken(redb::Error),
+    Format(u64),
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = self.path.display();
+        match &self.why {
+            Why::Broken(error) => write!(
+                f,
+                "cannot use {path}: {error}. It holds what has been spent of budgets: restore it, or \
+                 move it away to begin with empty ones"
+            ),
+            Why::Format(format) => write!(
+                f,
+                "{path} has format {format}, and this version of Forebay writes format {FORMAT}: run \
+                 the version that wrote it, or move the file away to begin with empty budgets"
+            ),
+        }
+    }
+}
+
+/// The open file.
+#[derive(Debug)]
+pub struct Store {
+    database: Database,
+    path: PathBuf,
+}
+
+impl Store {
+    /// Opens or makes the file in `folder`, which the caller has locked for this process.
+    ///
+    /// # Errors
+    /// It is broken, of another format, or cannot be written.
+    pub fn open(folder: &Path) -> Result<Store, Unusable> {
+        let path = folder.join("forebay.redb");
+        let broken = |error: redb::Error| Unusable { path: path.clone(), why: Why::Broken(error) };
+        let open = || -> Result<(Database, u64), redb::Error> {
+            let database = Database::create(&path)?;
+            let write = database.begin_write()?;
+            let found = {
+                let mut meta = write.open_table(META)?;
+                let found = meta.get("format")?.map(|format| format.value());
+                if found.is_none() {
+                    meta.insert("format", FORMAT)?;
+                }
+                write.open_table(COUNTERS)?;
+                found.unwrap_or(FORMAT)
+            };
+            write.commit()?;
+            Ok((database, found))
+        };
+        match open().map_err(broken)? {
+            (database, FORMAT) => Ok(Store { database, path }),
+            (_, format) => Err(Unusable { path, why: Why::Format(format) }),
+        }
+    }
+
+    /// Puts what was counted before on the board; how many counters that were.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn restore(&self, registry: &mut Registry) -> Result<usize, Unusable> {
+        self.read(registry)
+            .map_err(|error| Unusable { path: self.path.clone(), why: Why::Broken(error) })
+    }
+
+    fn read(&self, registry: &mut Registry) -> Result<usize, redb::Error> {
+        let table = self.database.begin_read()?.open_table(COUNTERS)?;
+        let mut count = 0;
+        for entry in table.iter()? {
+            let (stored, value) = entry?;
+            let (window, amount) = value.value();
+            let Some((kind, calendar, name)) = parts(stored.value()) else { continue };
+            let row = registry.limits(kind, name);
+            if let Some((_, calendar)) = row.calendars().find(|(number, _)| *number == calendar) {
+                calendar.restore(window, amount);
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Begins to write what changes on the board.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(
+        self,
+        shared: Arc<Shared>,
+        catalog: Arc<ArcSwap<Catalog>>,
+    ) -> std::io::Result<Writer> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stop);
+        let thread = std::thread::Builder::new().name("store".into()).spawn(move || {
+            let mut failed = false;
+            loop {
+                // Read before the last look at the board: what was counted until now is written.
+                let last = told.load(Ordering::Acquire);
+                let windows = **shared.windows.load();
+                match self.commit(&catalog.load().limits, &windows) {
+                    Ok(written) => {
+                        if failed {
+                            say(Level::Info, "state_written_again", &[]);
+                        }
+                        failed = false;
+                        COMMITS.fetch_add(u64::from(written > 0), Ordering::Relaxed);
+                    }
+                    Err(error) => {
+                        FAILURES.fetch_add(1, Ordering::Relaxed);
+                        if !failed {
+                            say(Level::Error, "state_not_written", &[("error", &error)]);
+                        }
+                        failed = true;
+                    }
+                }
+                if last {
+                    return;
+                }
+                std::thread::park_timeout(GROUP);
+            }
+        })?;
+        Ok(Writer { stop, thread: Some(thread) })
+    }
+
+    /// Writes what has changed, in one transaction; how many counters that were.
+    fn commit(&self, rows: &[Arc<LimitRow>], windows: &Windows) -> Result<usize, redb::Error> {
+        let touched: Vec<&Arc<LimitRow>> = rows.iter().filter(|row| row.was_touched()).collect();
+        let written = self.write(&touched, windows);
+        if written.is_err() {
+            // To be tried again with what has been counted by then.
+            touched.iter().for_each(|row| row.touch());
+        }
+        written
+    }
+
+    fn write(&self, rows: &[&Arc<LimitRow>], windows: &Windows) -> Result<usize, redb::Error> {
+        if rows.is_empty() {
+            return Ok(0);
+        }
+        let mut written = 0;
+        let write = self.database.begin_write()?;
+        {
+            let mut table = write.open_table(COUNTERS)?;
+            for row in rows {
+                for (number, calendar) in row.calendars() {
+                    for (window, amount) in calendar.kept(windows.number(per(number))) {
+                        let key = key(row, number, window);
+                        let known = table.get(&*key)?.map(|known| known.value());
+                        if known != Some((window, amount)) {
+                            table.insert(&*key, (window, amount))?;
+                            written += 1;
+                        }
+                    }
+                }
+            }
+        }
+        if written > 0 {
+            write.commit()?;
+        } else {
+            write.abort()?;
+        }
+        Ok(written)
+    }
+}
+
+/// The kind of window that a calendar of [`LimitRow::calendars`] counts in.
+fn per(number: u8) -> Per {
+    const PERS: [Per; 4] = [Per::Day, Per::Week, Per::Month, Per::Total];
+    match number {
+        0 => Per::Day,
+        _ => PERS[usize::from(number - 1) % PERS.len()],
+    }
+}
+
+/// The kind of scope, the calendar, which of the two windows it is, and the scope's name.
+fn key(row: &LimitRow, calendar: u8, window: u64) -> Vec<u8> {
+    // One bit.
+    let mut key = vec![row.kind as u8, calendar, (window & 1) as u8];
+    key.extend_from_slice(row.name.as_bytes());
+    key
+}
+
+fn parts(key: &[u8]) -> Option<(ScopeKind, u8, &str)> {
+    let [kind, calendar, _, name @ ..] = key else { return None };
+    Some((*ScopeKind::ALL.get(usize::from(*kind))?, *calendar, std::str::from_utf8(name).ok()?))
+}
+
+/// The thread that writes. Dropping it does not stop the thread: [`Writer::finish`] does.
+#[derive(Debug)]
+pub struct Writer {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    /// Writes what is left and ends.
+    pub fn finish(mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It cannot panic: nothing is left to say if it did.
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::pure::units::Instant;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let folder =
+                std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&folder).expect("a folder");
+            Folder(folder)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn windows(unix: u64) -> Windows {
+        Windows::at(unix, Instant::ZERO)
+    }
+
+    /// Amounts by scope and calendar, as a new process would find them.
+    fn found(folder: &Folder) -> HashMap<(ScopeKind, String, u8), Vec<(u64, u64)>> {
+        let store = Store::open(&folder.0).expect("a store");
+        let mut registry = Registry::new();
+        store.restore(&mut registry).expect("read");
+        let mut found = HashMap::new();
+        for row in registry.limit_rows() {
+            for (number, calendar) in row.calendars() {
+                let now = windows(1_796_083_200).number(per(number));
+                let kept: Vec<_> = calendar.kept(now).collect();
+                if !kept.is_empty() {
+                    found.insert((row.kind, row.name.to_string(), number), kept);
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn what_was_written_is_found_again_and_in_its_window() {
+        let folder = Folder::new("store");
+        let today = windows(1_796_083_200);
+        let (day, month) = (today.number(Per::Day), today.number(Per::Month));
+        {
+            let store = Store::open(&folder.0).expect("a store");
+            let mut registry = Registry::new();
+            let a = registry.limits(ScopeKind::Tenant, "a");
+            let both = registry.limits(ScopeKind::TenantModel, "a\0m");
+            assert!(a.day.take(day, 70, 100) && a.day.take(day - 1, 30, 100));
+            assert!(a.money[Per::Month as usize].take(month, 5_000, 9_000));
+            assert!(both.budget_tokens[Per::Total as usize].take(0, 12, 99));
+            assert_eq!(store.commit(registry.limit_rows(), &today).expect("written"), 0);
+            a.touch();
+            both.touch();
+            assert_eq!(store.commit(registry.limit_rows(), &today).expect("written"), 4);
+            a.touch();
+            assert_eq!(store.commit(registry.limit_rows(), &today).expect("written"), 0);
+        }
+        let found = found(&folder);
+        let mut days = found[&(ScopeKind::Tenant, "a".into(), 0)].clone();
+        days.sort_unstable();
+        assert_eq!(days, [(day - 1, 30), (day, 70)]);
+        assert_eq!(found[&(ScopeKind::Tenant, "a".into(), 3)], [(month, 5_000)]);
+        assert_eq!(found[&(ScopeKind::TenantModel, "a\0m".into(), 8)], [(0, 12)]);
+        assert_eq!(found.len(), 3);
+    }
+
+    #[test]
+    fn a_broken_or_foreign_file_is_refused_with_a_reason() {
+        let folder = Folder::new("store-broken");
+        std::fs::write(folder.0.join("forebay.redb"), b"this is no database").expect("written");
+        let said = Store::open(&folder.0).expect_err("broken").to_string();
+        assert!(said.contains("forebay.redb") && said.contains("move it away"), "{said}");
+        std::fs::remove_file(folder.0.join("forebay.redb")).expect("removed");
+        {
+            let store = Store::open(&folder.0).expect("a store");
+            let write = store.database.begin_write().expect("begun");
+            write.open_table(META).expect("there").insert("format", 7).expect("written");
+            write.commit().expect("written");
+        }
+        let said = Store::open(&folder.0).expect_err("foreign").to_string();
+        assert!(said.contains("format 7"), "{said}");
+    }
+}

@@ -1,0 +1,120 @@
+//! Goal: what was spent is known after the process has ended, however it ended, and a file that
+//! cannot be trusted is not overwritten.
+//! Method: a budget of a few answers, and a gateway that is killed between them.
+
+use rustix::process::Signal;
+
+use crate::harness::*;
+
+/// A gateway with a budget of so many answers (12 tokens each), its state in `folder`.
+fn budget(backend: &Backend, folder: &Folder, answers: u32) -> Gateway {
+    let tenant = format!("reserve: none, budget: {{ tokens: {}, per: total }}", 12 * answers);
+    let text = Setup::to(backend.url()).text();
+    let text = text.replace("tenants: { a: { }", &format!("tenants: {{ a: {{ {tenant} }}"));
+    let state = format!("state: {{ dir: '{}' }}\n", folder.0.join("state").display());
+    Gateway::run(&(state + &text))
+}
+
+/// Waits until what was counted before is on disk.
+fn written(gateway: &Gateway, before: f64) {
+    wait_for("a commit", || {
+        (gateway.metric("forebay_state_commits_total", &[]) > before).then_some(())
+    });
+}
+
+#[test]
+fn what_was_spent_survives_every_kind_of_end() {
+    let (backend, folder) = (Backend::kind(), Folder::new());
+    const ANSWERS: u32 = 12;
+    let mut served = 0;
+    for round in 0..3 * ANSWERS {
+        let mut gateway = budget(&backend, &folder, ANSWERS);
+        let before = gateway.metric("forebay_state_commits_total", &[]);
+        match gateway.ask(chat()).status() {
+            200 => served += 1,
+            429 => break,
+            other => panic!("{other}"),
+        }
+        // A kill right behind a commit loses nothing; an orderly end writes what is left.
+        if round % 2 == 0 {
+            gateway.idle();
+            written(&gateway, before);
+            gateway.signal(Signal::KILL);
+        } else {
+            gateway.signal(Signal::TERM);
+        }
+        gateway.ended();
+    }
+    assert_eq!(served, ANSWERS);
+    // Somebody else's budget is untouched.
+    let gateway = budget(&backend, &folder, ANSWERS);
+    let mut client = gateway.client();
+    client.send(String::from_utf8(chat()).expect("ASCII").replace(KEY_A, KEY_B));
+    assert_eq!(client.answer().status(), 200);
+}
+
+#[test]
+fn a_kill_at_any_moment_loses_at_most_the_last_moment_and_charges_nothing_twice() {
+    let (backend, folder) = (Backend::kind(), Folder::new());
+    const ANSWERS: u32 = 100;
+    let (mut served, mut kills) = (0, 0);
+    for round in 0..40 {
+        let mut gateway = budget(&backend, &folder, ANSWERS);
+        let mut client = gateway.client();
+        // More of them in each round, so that the kill falls before, in and after a commit.
+        for _ in 0..=round {
+            client.send(chat());
+            match client.answer().status() {
+                200 => served += 1,
+                429 => break,
+                other => panic!("{other}"),
+            }
+        }
+        gateway.signal(Signal::KILL);
+        gateway.ended();
+        kills += 1;
+        if served >= ANSWERS {
+            break;
+        }
+    }
+    // Nothing twice: the whole budget could be spent.
+    assert!(served >= ANSWERS, "{served} of {ANSWERS} after {kills} kills");
+    // At most what a group and a commit hold, for each kill: far fewer here than were served.
+    let mut gateway = budget(&backend, &folder, ANSWERS);
+    while gateway.ask(chat()).status() == 200 {
+        served += 1;
+        assert!(served < 3 * ANSWERS, "nothing is remembered");
+    }
+    gateway.signal(Signal::TERM);
+    gateway.ended();
+}
+
+#[test]
+fn a_file_that_cannot_be_trusted_is_neither_used_nor_touched() {
+    let (backend, folder) = (Backend::kind(), Folder::new());
+    let file = folder.0.join("state/forebay.redb");
+    let mut gateway = budget(&backend, &folder, 5);
+    gateway.signal(Signal::TERM);
+    gateway.ended();
+    let junk = vec![b'x'; 100_000];
+    std::fs::write(&file, &junk).expect("written");
+    let state = format!("state: {{ dir: '{}' }}\n", folder.0.join("state").display());
+    let config = folder.0.join("forebay.yaml");
+    std::fs::write(&config, state + &Setup::to(backend.url()).text()).expect("written");
+    let output = command(&["run", "--config"]).arg(&config).output().expect("it runs");
+    assert!(!output.status.success());
+    let said = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(said.contains("forebay.redb") && said.contains("budgets"), "{said}");
+    assert_eq!(std::fs::read(&file).expect("still there"), junk);
+}
+
+#[test]
+fn without_a_place_to_keep_them_budgets_are_said_to_be_forgotten() {
+    let backend = Backend::kind();
+    let text = Setup::to(backend.url()).text();
+    let text = text.replace("a: { }", "a: { budget: { usd: 1, per: day } }");
+    let gateway = Gateway::run(&text);
+    assert!(gateway.errors().iter().any(|line| line.contains("NOT KEPT")));
+    let gateway = Setup::to(backend.url()).start();
+    assert!(!gateway.errors().iter().any(|line| line.contains("NOT KEPT")));
+}
