@@ -6,8 +6,10 @@
 //! requests that a foreign page could have caused are refused: by `Origin` where something would
 //! change, and by `Host` where no token is asked for (DNS rebinding).
 //!
-//! Everything is bounded: connections, how long a connection may be idle, and no handler reads a
-//! body.
+//! Everything is bounded: connections, how long a connection may be idle, and the bodies that keys
+//! are made from.
+
+pub mod keys;
 
 use std::future::Future;
 use std::io;
@@ -20,11 +22,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use axum::extract::{Query, Request, State};
+use axum::extract::{DefaultBodyLimit, Query, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -34,11 +36,13 @@ use tokio::time::{Instant, Sleep};
 
 use crate::export::UNWRITTEN;
 use crate::meter::events;
-use crate::meter::text::{Facts, Process, render, usage_json};
+use crate::meter::text::{Facts, Process, USAGE_CSV_HEAD, render, usage_csv, usage_json};
 use crate::meter::{Catalog, Ledger, Link};
+use crate::pure::limit::Windows;
 use crate::pure::plan::{AdminListen, Plan, Problem};
 use crate::pure::units::ShardId;
 use crate::shard::{Phase, Shared};
+use crate::store::Store;
 use crate::{rt, store};
 
 /// What the admin port looks at and whom it tells.
@@ -49,7 +53,9 @@ pub struct Desk {
     /// Each shard and its driver's name.
     pub shards: Vec<(ShardId, &'static str)>,
     /// Orders to control, who answers each.
-    pub reload: mpsc::Sender<oneshot::Sender<Reloaded>>,
+    pub reload: mpsc::Sender<Order>,
+    /// Where keys are kept that are made at run time.
+    pub store: Option<Arc<Store>>,
     pub reloads: Reloads,
     /// Unix seconds at which the process started.
     pub started: f64,
@@ -91,7 +97,16 @@ pub struct Reloads {
     pub refused: AtomicU64,
 }
 
-/// What became of an order to reload.
+/// What control is asked to do; it answers when it is done.
+#[derive(Debug)]
+pub enum Order {
+    /// Read the file again.
+    Reload(oneshot::Sender<Reloaded>),
+    /// Put the keys of the store in force, with the file as it was read last.
+    Keys(oneshot::Sender<Reloaded>),
+}
+
+/// What became of an order.
 #[derive(Debug)]
 pub enum Reloaded {
     InForce {
@@ -116,6 +131,10 @@ pub fn router(desk: Arc<Desk>, place: Place) -> axum::Router {
         .route("/usage", get(usage))
         .route("/plan", get(plan))
         .route("/reload", post(reload))
+        .route("/keys", get(keys::list).post(keys::make))
+        .route("/keys/{id}", delete(keys::revoke))
+        .route("/keys/{id}/rotate", post(keys::rotate))
+        .layer(DefaultBodyLimit::max(BODY_MAX))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz))
         .fallback(async || refuse(StatusCode::NOT_FOUND, "there is no such page"))
@@ -125,6 +144,17 @@ pub fn router(desk: Arc<Desk>, place: Place) -> axum::Router {
         .layer(middleware::from_fn_with_state((Arc::clone(&desk), place), guard))
         .with_state(desk)
 }
+
+fn budgets(plan: &Plan, windows: &Windows) -> Vec<(Arc<str>, f64)> {
+    let spent = |tenant: &crate::pure::plan::Tenant| {
+        let share = tenant.limits.as_ref()?.spent(windows)?;
+        Some((Arc::clone(&tenant.name), share))
+    };
+    plan.tenants.iter().filter_map(spent).collect()
+}
+
+/// Of what a key is made from.
+const BODY_MAX: usize = 64 * 1024;
 
 async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
     let catalog = desk.catalog.load();
@@ -140,6 +170,7 @@ async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
             reloads_in_force: desk.reloads.in_force.load(Ordering::Relaxed),
             reloads_refused: desk.reloads.refused.load(Ordering::Relaxed),
             panics: rt::PANICS.load(Ordering::Relaxed),
+            budgets: budgets(&plan, &desk.shared.windows.load()),
             state_commits: store::COMMITS.load(Ordering::Relaxed),
             state_failures: store::FAILURES.load(Ordering::Relaxed),
             records_unwritten: UNWRITTEN.load(Ordering::Relaxed),
@@ -153,11 +184,32 @@ async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
 #[derive(serde::Deserialize)]
 struct Whose {
     tenant: Option<String>,
+    #[serde(default)]
+    format: Format,
+}
+
+#[derive(Default, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Format {
+    #[default]
+    Json,
+    Csv,
 }
 
 async fn usage(State(desk): State<Arc<Desk>>, Query(whose): Query<Whose>) -> Response {
     let catalog = desk.catalog.load();
     let mut body = String::new();
+    if matches!(whose.format, Format::Csv) {
+        body.push_str(USAGE_CSV_HEAD);
+        desk.books.read(|ledger| {
+            for tenant in &catalog.tenants {
+                if whose.tenant.as_deref().is_none_or(|name| *name == *tenant.name) {
+                    usage_csv(&mut body, &tenant.name, ledger.tenants.of(tenant.series));
+                }
+            }
+        });
+        return ([(header::CONTENT_TYPE, "text/csv; charset=utf-8")], body).into_response();
+    }
     match whose.tenant {
         Some(name) => {
             let Some(series) = catalog.tenant(&name) else {
@@ -190,7 +242,7 @@ async fn readyz(State(desk): State<Arc<Desk>>) -> Response {
 async fn reload(State(desk): State<Arc<Desk>>) -> Response {
     let (answer, answered) = oneshot::channel();
     let gone = || refuse(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping");
-    if desk.reload.send(answer).await.is_err() {
+    if desk.reload.send(Order::Reload(answer)).await.is_err() {
         return gone();
     }
     match answered.await {
@@ -691,9 +743,9 @@ mod tests {
         let no_file = |_: &str| Err("no files".to_owned());
         let plan = Plan::build(text, &|_| None, &no_file, &mut registry).expect("a plan");
         let (meter, link) = Meter::linked(ShardId(0), None);
-        let (reload, mut orders) = mpsc::channel::<oneshot::Sender<Reloaded>>(1);
+        let (reload, mut orders) = mpsc::channel::<Order>(1);
         tokio::spawn(async move {
-            while let Some(answer) = orders.recv().await {
+            while let Some(Order::Reload(answer) | Order::Keys(answer)) = orders.recv().await {
                 let _ = answer.send(reloaded());
             }
         });
@@ -704,6 +756,7 @@ mod tests {
             books: Books::new(vec![link]),
             shards: vec![(ShardId(0), "epoll")],
             reload,
+            store: None,
             reloads: Reloads::default(),
             started: 0.0,
         };

@@ -1,4 +1,6 @@
-//! The command line: `run`, `check`, `demo`, `mock`.
+//! The command line: `run`, `check`, `keys`, `usage`, `demo`, `mock`.
+
+mod ask;
 
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -8,9 +10,10 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sha2::{Digest, Sha256};
 
-use crate::control::{self, Options, Source, counted};
+use crate::control::{self, Loaded, Options, Source, counted};
 use crate::mock::{self, Mock, MockArgs, Script};
 use crate::pure::board::Registry;
+use crate::pure::plan::MadeKeys;
 use crate::rt::Driver;
 
 /// Parses the process's arguments and does what they say.
@@ -21,6 +24,8 @@ pub fn main() -> ExitCode {
             control::run(source, args.tuning.options())
         }
         Command::Check(args) => check(args.config),
+        Command::Keys(args) => keys(&args),
+        Command::Usage(args) => usage(&args),
         Command::Demo(args) => demo(&args),
         Command::Mock(args) => match mock::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
@@ -46,6 +51,10 @@ enum Command {
     Run(RunArgs),
     /// Read a configuration, name every problem in it, and bind nothing.
     Check(CheckArgs),
+    /// List, make, rotate and revoke keys of a gateway that runs, by its admin port.
+    Keys(KeysArgs),
+    /// What each tenant has used since the gateway started, by its admin port.
+    Usage(UsageArgs),
     /// Run a gateway with two built-in backends on this machine, to try it.
     Demo(DemoArgs),
     /// Run a scripted backend that speaks OpenAI's API, without a GPU.
@@ -118,6 +127,110 @@ impl Tuning {
     }
 }
 
+#[derive(Debug, Args)]
+struct KeysArgs {
+    /// The gateway's configuration: it says where the admin port is, and its token.
+    #[arg(long, short, value_name = "FILE", global = true, default_value = "forebay.yaml")]
+    config: PathBuf,
+    #[command(subcommand)]
+    what: KeysCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum KeysCommand {
+    /// Every key, from the file and made at run time.
+    List,
+    /// Make a key. It is printed once and kept as a digest.
+    Create {
+        /// What the key is called in logs and limits.
+        id: String,
+        /// The tenant who pays.
+        #[arg(long)]
+        tenant: String,
+        /// Limits of its own, as the file would say them: '{"rpm": 60}'.
+        #[arg(long, value_name = "JSON")]
+        rate_limit: Option<String>,
+        /// Models that it may use, of those that its tenant may.
+        #[arg(long, value_delimiter = ',')]
+        models: Vec<String>,
+        /// Models that it may not use.
+        #[arg(long, value_delimiter = ',')]
+        deny_models: Vec<String>,
+    },
+    /// Replace a key by a new one; the old one ends at once.
+    Rotate { id: String },
+    /// End a key.
+    Revoke { id: String },
+}
+
+#[derive(Debug, Args)]
+struct UsageArgs {
+    /// The gateway's configuration.
+    #[arg(long, short, value_name = "FILE", default_value = "forebay.yaml")]
+    config: PathBuf,
+    /// Of this tenant alone.
+    #[arg(long)]
+    tenant: Option<String>,
+    /// JSON instead of CSV.
+    #[arg(long)]
+    json: bool,
+}
+
+fn keys(args: &KeysArgs) -> ExitCode {
+    let id = |id: &str| ask::escape(id);
+    let (method, path, body) = match &args.what {
+        KeysCommand::List => ("GET", "/keys".to_owned(), None),
+        KeysCommand::Rotate { id: key } => ("POST", format!("/keys/{}/rotate", id(key)), None),
+        KeysCommand::Revoke { id: key } => ("DELETE", format!("/keys/{}", id(key)), None),
+        KeysCommand::Create { id, tenant, rate_limit, models, deny_models } => {
+            let mut key = serde_json::json!({ "id": id, "tenant": tenant });
+            if let Some(limits) = rate_limit {
+                match serde_json::from_str::<serde_json::Value>(limits) {
+                    Ok(limits) => key["rate_limit"] = limits,
+                    Err(error) => {
+                        tell(&format!("error: --rate-limit is no JSON: {error}\n"));
+                        return ExitCode::FAILURE;
+                    }
+                }
+            }
+            for (name, list) in [("models", models), ("deny_models", deny_models)] {
+                if !list.is_empty() {
+                    key[name] = serde_json::json!(list);
+                }
+            }
+            ("POST", "/keys".to_owned(), Some(key.to_string()))
+        }
+    };
+    show(ask::ask(&args.config, method, &path, body.as_deref()))
+}
+
+fn usage(args: &UsageArgs) -> ExitCode {
+    let mut path = format!("/usage?format={}", if args.json { "json" } else { "csv" });
+    if let Some(tenant) = &args.tenant {
+        path.push_str("&tenant=");
+        path.push_str(&ask::escape(tenant));
+    }
+    show(ask::ask(&args.config, "GET", &path, None))
+}
+
+/// Prints what the admin port said: to standard output if it did what was asked.
+fn show(answer: Result<ask::Answer, String>) -> ExitCode {
+    match answer {
+        Ok(answer) if answer.status < 300 => {
+            let _ = io::stdout().write_all(answer.body.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Ok(answer) => {
+            tell(&format!("error: the gateway answers {}: {}", answer.status, answer.body));
+            ExitCode::FAILURE
+        }
+        Err(why) => {
+            tell(&format!("error: {why}\n"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn tell(text: &str) {
     // Nobody to tell is no reason to fail.
     let _ = io::stderr().write_all(text.as_bytes());
@@ -125,8 +238,8 @@ fn tell(text: &str) {
 
 fn check(path: PathBuf) -> ExitCode {
     let source = Source::File(path);
-    match source.load(&mut Registry::new()) {
-        Ok(plan) => {
+    match source.load(&MadeKeys::default(), &mut Registry::new()) {
+        Ok(Loaded { plan, .. }) => {
             let mut text = String::new();
             for notice in &plan.notices {
                 text.push_str(&format!("{}: {notice}\n", notice.severity.word()));
@@ -258,7 +371,8 @@ mod tests {
     fn the_demos_configuration_is_accepted_without_a_notice() {
         let urls = ["http://127.0.0.1:9001".to_owned(), "http://127.0.0.1:9002".to_owned()];
         let source = Source::Text(demo_config(0, &urls));
-        let plan = source.load(&mut Registry::new()).expect("the demo's plan");
+        let plan =
+            source.load(&MadeKeys::default(), &mut Registry::new()).expect("the demo's plan").plan;
         assert_eq!(plan.notices, []);
         assert_eq!(plan.backends.len(), 2);
         assert!(!plan.open());

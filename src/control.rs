@@ -8,6 +8,8 @@
 //! Nothing blocks its thread: files are read, plans built and names resolved on threads of their
 //! own.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -25,14 +27,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use crate::admin::{self, Books, Desk, Reloaded, Reloads};
+use crate::admin::{self, Books, Desk, Order, Reloaded, Reloads};
 use crate::export::AccessLog;
 use crate::meter::events::{self, Level, say};
 use crate::meter::{Catalog, Meter};
 use crate::pure::board::Registry;
 use crate::pure::limit::Windows;
-use crate::pure::plan::{AdminListen, Plan, Severity};
-use crate::pure::units::ShardId;
+use crate::pure::plan::{AdminListen, MadeKeys, Plan, Severity};
+use crate::pure::units::{Series, ShardId};
 use crate::rt::Driver;
 use crate::shard::{self, Phase, Setup, Shared};
 use crate::store::{Store, Unusable};
@@ -42,7 +44,7 @@ mod host;
 mod names;
 mod source;
 
-pub use source::{NoPlan, Source};
+pub use source::{Loaded, NoPlan, Source};
 
 use host::{HandedOver, Obstacle};
 use names::Names;
@@ -70,12 +72,15 @@ pub fn run(source: Source, options: Options) -> ExitCode {
     let handed = HandedOver::adopt();
     report_panics();
     let mut registry = Registry::new();
-    let plan = match source.load(&mut registry) {
-        Ok(plan) => plan,
+    let load = |made: &MadeKeys, registry: &mut Registry| match source.load(made, registry) {
+        Ok(loaded) => Some(loaded),
         Err(no_plan) => {
             tell(&no_plan.report(&source.name()));
-            return ExitCode::FAILURE;
+            None
         }
+    };
+    let Some(Loaded { plan, .. }) = load(&MadeKeys::default(), &mut registry) else {
+        return ExitCode::FAILURE;
     };
     let claims = match Claims::take(&source, &plan, &mut registry, &options, handed) {
         Ok(claims) => claims,
@@ -84,9 +89,19 @@ pub fn run(source: Source, options: Options) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    tell(&claims.banner(&source, &plan));
+    // Where the keys of the store are is only known from the file.
+    let made = match admin::keys::made(claims.store.as_deref()) {
+        Ok(made) => made,
+        Err(why) => {
+            tell(&format!("error: the keys in state.dir cannot be read: {why}\n"));
+            return ExitCode::FAILURE;
+        }
+    };
+    let Some(loaded) = load(&made, &mut registry) else { return ExitCode::FAILURE };
+    let plan = &loaded.plan;
+    tell(&claims.banner(&source, plan));
     events::start(level);
-    let ended = serve(source, plan, registry, claims, options, level);
+    let ended = serve(source, loaded, registry, claims, options, level);
     let code = match ended {
         Ok(code) => code,
         Err(error) => {
@@ -127,7 +142,7 @@ fn report_panics() {
 struct Claims {
     /// Held for life.
     _state: Option<std::fs::File>,
-    store: Option<Store>,
+    store: Option<Arc<Store>>,
     cpus: Vec<Option<usize>>,
     driver: Driver,
     passed_over: Vec<(Driver, io::Error)>,
@@ -185,7 +200,7 @@ impl Claims {
             lock = Some(host::lock_state(&folder)?);
             let opened = Store::open(&folder).map_err(Refusal::Store)?;
             opened.restore(registry).map_err(Refusal::Store)?;
-            store = Some(opened);
+            store = Some(Arc::new(opened));
         }
         let server = &plan.server;
         let allowed = cpus::Allowed::here();
@@ -307,7 +322,7 @@ const LOG_LIMIT: Duration = Duration::from_secs(1);
 
 fn serve(
     source: Source,
-    plan: Plan,
+    loaded: Loaded,
     registry: Registry,
     claims: Claims,
     options: Options,
@@ -319,7 +334,7 @@ fn serve(
         .max_blocking_threads(64)
         .build()?;
     let local = tokio::task::LocalSet::new();
-    let code = local.block_on(&runtime, control(source, plan, registry, claims, options, level));
+    let code = local.block_on(&runtime, control(source, loaded, registry, claims, options, level));
     // A lookup that hangs must not keep the process.
     runtime.shutdown_background();
     code
@@ -327,7 +342,7 @@ fn serve(
 
 async fn control(
     source: Source,
-    plan: Plan,
+    loaded: Loaded,
     registry: Registry,
     claims: Claims,
     options: Options,
@@ -345,13 +360,14 @@ async fn control(
     };
 
     let names = Names::new(names::system);
-    let unresolved = names.refresh(&plan, RESOLVE_LIMIT).await;
+    let unresolved = names.refresh(&loaded.plan, RESOLVE_LIMIT).await;
     say_unresolved(&unresolved);
-    let plan = Arc::new(plan);
+    let plan = Arc::new(loaded.plan);
     let shared = Arc::new(Shared::new(Arc::clone(&plan), totals, names.known()));
     follow_calendar(&shared);
-    let start = |store: Store| store.start(Arc::clone(&shared), Arc::clone(&catalog));
-    let writer = claims.store.map(start).transpose()?;
+    let start =
+        |store: &Arc<Store>| Arc::clone(store).start(Arc::clone(&shared), Arc::clone(&catalog));
+    let writer = claims.store.as_ref().map(start).transpose()?;
     let driver = claims.driver;
     let shards: Vec<_> = (0..).map(ShardId).zip(claims.cpus).zip(claims.listeners).collect();
     let count = shards.len();
@@ -375,6 +391,7 @@ async fn control(
         books: Books::new(links),
         shards: drivers,
         reload: orders.clone(),
+        store: claims.store.clone(),
         reloads: Reloads::default(),
         started: unix_seconds(),
     });
@@ -389,6 +406,7 @@ async fn control(
     let reloader = Reloader {
         source: Arc::new(source),
         registry: Arc::new(Mutex::new(registry)),
+        text: RefCell::new(loaded.text),
         started_with: plan,
         names: Rc::clone(&names),
         desk: Arc::clone(&desk),
@@ -401,6 +419,7 @@ async fn control(
         serving(&addresses);
     }
 
+    let mut alarms = Alarms::default();
     let mut watch = tokio::time::interval(WATCH_EVERY);
     watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut state = State::Running;
@@ -426,7 +445,7 @@ async fn control(
                         log.reopen();
                     }
                     // If so many wait already, the file will be read again anyway.
-                    let _ = orders.try_send(oneshot::channel().0);
+                    let _ = orders.try_send(Order::Reload(oneshot::channel().0));
                 }
                 (Told::Terminate, State::Running) => {
                     let grace = shared.plan.load().server.grace;
@@ -452,6 +471,7 @@ async fn control(
             _ = fold.tick() => {
                 desk.books.read(|_| ());
                 follow_calendar(&shared);
+                alarms.look(&shared.plan.load(), &shared.windows.load());
                 if let Some(addresses) = names.news() {
                     shared.addresses.store(Arc::new(addresses));
                 }
@@ -504,6 +524,37 @@ fn follow_calendar(shared: &Shared) {
     let next = Windows::at(unix_seconds() as u64, crate::rt::now()).not_before(**known);
     if next.differ(&known) {
         shared.windows.store(Arc::new(next));
+    }
+}
+
+/// Shares of a budget at which its spending is said.
+const ALARMS: [f64; 3] = [0.5, 0.8, 1.0];
+
+/// Which alarms were raised, by tenant and the budget's window.
+#[derive(Default)]
+struct Alarms(HashMap<(Series, u64), usize>);
+
+impl Alarms {
+    /// Says what has been passed since the last look.
+    fn look(&mut self, plan: &Plan, windows: &Windows) {
+        for tenant in &plan.tenants {
+            let Some(scope) = &tenant.limits else { continue };
+            let Some((spent, cap)) = scope.spent(windows).zip(scope.budget) else { continue };
+            let passed = ALARMS.iter().filter(|&&share| spent >= share).count();
+            let window = (tenant.series, windows.number(cap.per));
+            if passed == self.0.get(&window).copied().unwrap_or(0) {
+                continue;
+            }
+            // Windows that are over are forgotten with the first alarm of the next.
+            self.0.retain(|&(series, number), _| series != window.0 || number == window.1);
+            let before = self.0.insert(window, passed).unwrap_or(0);
+            if passed > before {
+                let share = (spent * 100.0).floor();
+                let fields: [(&str, &dyn fmt::Display); 2] =
+                    [("tenant", &tenant.name), ("per_cent", &share)];
+                say(Level::Warn, "budget", &fields);
+            }
+        }
     }
 }
 
@@ -612,6 +663,8 @@ struct Reloader {
     source: Arc<Source>,
     /// Locked by one build at a time, on a thread that may block.
     registry: Arc<Mutex<Registry>>,
+    /// The file as it was when it was last put in force.
+    text: RefCell<String>,
     /// What listeners, shards and the state folder were made from.
     started_with: Arc<Plan>,
     names: Rc<Names>,
@@ -619,8 +672,19 @@ struct Reloader {
 }
 
 impl Reloader {
-    async fn run(self, mut orders: mpsc::Receiver<oneshot::Sender<Reloaded>>) {
-        while let Some(answer) = orders.recv().await {
+    async fn run(self, mut orders: mpsc::Receiver<Order>) {
+        while let Some(order) = orders.recv().await {
+            let answer = match order {
+                Order::Reload(answer) => answer,
+                Order::Keys(answer) => {
+                    let changed = self.rekey().await;
+                    if !matches!(changed, Reloaded::InForce { .. }) {
+                        self.report(&changed);
+                    }
+                    let _ = answer.send(changed);
+                    continue;
+                }
+            };
             host::notify(&format!(
                 "RELOADING=1\nMONOTONIC_USEC={}",
                 crate::rt::now().nanos() / 1_000
@@ -635,17 +699,20 @@ impl Reloader {
 
     async fn reload(&self) -> Reloaded {
         let (source, registry) = (Arc::clone(&self.source), Arc::clone(&self.registry));
+        let store = self.desk.store.clone();
         let built = tokio::task::spawn_blocking(move || {
+            let made = admin::keys::made(store.as_deref()).map_err(NoPlan::Unreadable)?;
             let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
-            let plan = source.load(&mut registry)?;
-            Ok((plan, Catalog::of(&registry)))
+            let loaded = source.load(&made, &mut registry)?;
+            Ok((loaded, Catalog::of(&registry)))
         });
-        let (plan, catalog) = match built.await {
+        let (Loaded { plan, text }, catalog) = match built.await {
             Ok(Ok(built)) => built,
             Ok(Err(NoPlan::Refused { problems, .. })) => return Reloaded::Refused(problems),
             Ok(Err(NoPlan::Unreadable(why))) => return Reloaded::Unreadable(why),
             Err(_) => return Reloaded::Unreadable("reading it panicked".to_owned()),
         };
+        self.text.replace(text);
         let unresolved = self.names.refresh(&plan, RESOLVE_LIMIT).await;
         say_unresolved(&unresolved);
         let plan = Arc::new(plan);
@@ -660,6 +727,33 @@ impl Reloader {
             notices: plan.notices.iter().map(ToString::to_string).collect(),
             restart: restart_needed(&self.started_with, &plan),
             unresolved: unresolved.into_iter().map(String::from).collect(),
+        }
+    }
+
+    /// Puts the keys of the store in force; nothing else changes.
+    async fn rekey(&self) -> Reloaded {
+        let (source, registry) = (Arc::clone(&self.source), Arc::clone(&self.registry));
+        let (store, text) = (self.desk.store.clone(), self.text.borrow().clone());
+        let built = tokio::task::spawn_blocking(move || {
+            let made = admin::keys::made(store.as_deref()).map_err(NoPlan::Unreadable)?;
+            let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
+            let plan = source.build(text, &made, &mut registry)?.plan;
+            Ok((plan, Catalog::of(&registry)))
+        });
+        let (plan, catalog) = match built.await {
+            Ok(Ok(built)) => built,
+            Ok(Err(NoPlan::Refused { problems, .. })) => return Reloaded::Refused(problems),
+            Ok(Err(NoPlan::Unreadable(why))) => return Reloaded::Unreadable(why),
+            Err(_) => return Reloaded::Unreadable("building it panicked".to_owned()),
+        };
+        let digest = plan.digest;
+        self.desk.catalog.store(Arc::new(catalog));
+        self.desk.shared.plan.store(Arc::new(plan));
+        Reloaded::InForce {
+            digest,
+            notices: Vec::new(),
+            restart: Vec::new(),
+            unresolved: Vec::new(),
         }
     }
 
@@ -734,7 +828,8 @@ mod tests {
         local.block_on(&runtime.expect("a runtime"), async {
             let source = Source::File(path.clone());
             let mut registry = Registry::new();
-            let plan = Arc::new(source.load(&mut registry).expect("a plan"));
+            let loaded = source.load(&MadeKeys::default(), &mut registry).expect("a plan");
+            let plan = Arc::new(loaded.plan);
             let totals = Arc::clone(registry.totals());
             let (reload, _orders) = mpsc::channel(1);
             let desk = Arc::new(Desk {
@@ -743,11 +838,13 @@ mod tests {
                 books: Books::new(Vec::new()),
                 shards: Vec::new(),
                 reload,
+                store: None,
                 reloads: Reloads::default(),
                 started: 0.0,
             });
             let reloader = Reloader {
                 source: Arc::new(source),
+                text: RefCell::default(),
                 registry: Arc::new(Mutex::new(registry)),
                 started_with: Arc::clone(&plan),
                 names: Names::new(names::system),

@@ -385,7 +385,7 @@ async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
     let tenant = key.map(|key| plan.keys[key.index()].tenant);
     trip.admit(key, tenant);
     if trip.done.path == Endpoint::Models {
-        let body = models(&plan, tenant, path)?;
+        let body = models(&plan, key, path)?;
         trip.body_read = client.head.framing == Framing::None;
         return Ok(trip.reply(client, 200, &body).await);
     }
@@ -470,15 +470,15 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
 }
 
-/// `/v1/models` and `/v1/models/{id}`, as far as this tenant may see.
-fn models(plan: &Plan, tenant: Option<TenantId>, path: &str) -> Result<Vec<u8>, Refusal> {
+/// `/v1/models` and `/v1/models/{id}`, as far as this key may see.
+fn models(plan: &Plan, key: Option<KeyId>, path: &str) -> Result<Vec<u8>, Refusal> {
     let one = path.strip_prefix("/v1/models/").map(percent_decode);
     let mut out = Vec::new();
     if one.is_none() {
         out.extend_from_slice(b"{\"object\":\"list\",\"data\":[");
     }
     let mut any = false;
-    for (name, _) in plan.visible_models(tenant) {
+    for (name, _) in plan.visible_models(|name| key.is_none_or(|key| plan.key_may_use(key, name))) {
         if one.as_ref().is_some_and(|wanted| wanted != name.as_bytes()) {
             continue;
         }
@@ -586,7 +586,7 @@ async fn inspect(
     seen.require_model().map_err(bad_body)?;
     let asked = seen.model_str(body).unwrap_or_default();
     let mut model = plan.model(&asked);
-    if tenant.is_some_and(|tenant| !plan.may_use(tenant, &asked)) {
+    if trip.who.key.is_some_and(|key| !plan.key_may_use(key, &asked)) {
         let text = "This key may not use this model.";
         return Err(Refusal::invalid(403, text).param("model").code("model_not_allowed").into());
     }

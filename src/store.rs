@@ -1,4 +1,5 @@
-//! What must outlive the process: what was spent of days and budgets.
+//! What must outlive the process: what was spent of days and budgets, and keys that were made at run
+//! time.
 //!
 //! One thread writes, in groups: every [`GROUP`] it takes the counters that have changed since the
 //! last time and commits them in one transaction, which is on disk when it returns. A process that
@@ -28,6 +29,8 @@ const GROUP: Duration = Duration::from_millis(50);
 /// Scope and calendar (see [`key`]) to the number of the window and the amount in it; two windows
 /// of each are kept, as the lowest bit of the number says.
 const COUNTERS: TableDefinition<&[u8], (u64, u64)> = TableDefinition::new("counters");
+/// Keys that were made at run time: id to a JSON object.
+const KEYS: TableDefinition<&str, &str> = TableDefinition::new("keys");
 /// What wrote this file.
 const META: TableDefinition<&str, u64> = TableDefinition::new("forebay");
 const FORMAT: u64 = 1;
@@ -92,6 +95,7 @@ impl Store {
                     meta.insert("format", FORMAT)?;
                 }
                 write.open_table(COUNTERS)?;
+                write.open_table(KEYS)?;
                 found.unwrap_or(FORMAT)
             };
             write.commit()?;
@@ -128,12 +132,57 @@ impl Store {
         Ok(count)
     }
 
+    /// Every key that was ever made, as it was put.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn keys(&self) -> Result<Vec<String>, redb::Error> {
+        let table = self.database.begin_read()?.open_table(KEYS)?;
+        let mut keys = Vec::new();
+        for entry in table.iter()? {
+            keys.push(entry?.1.value().to_owned());
+        }
+        Ok(keys)
+    }
+
+    /// Puts what `change` makes of the key that `id` is now; on disk when this returns. The inner
+    /// error is `change`'s.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn put_key<E>(
+        &self,
+        id: &str,
+        change: impl FnOnce(Option<&str>) -> Result<String, E>,
+    ) -> Result<Result<(), E>, redb::Error> {
+        let write = self.database.begin_write()?;
+        let refused = {
+            let mut table = write.open_table(KEYS)?;
+            let known = table.get(id)?.map(|known| known.value().to_owned());
+            match change(known.as_deref()) {
+                Ok(key) => {
+                    table.insert(id, &*key)?;
+                    None
+                }
+                Err(why) => Some(why),
+            }
+        };
+        match refused {
+            None => write.commit()?,
+            Some(why) => {
+                write.abort()?;
+                return Ok(Err(why));
+            }
+        }
+        Ok(Ok(()))
+    }
+
     /// Begins to write what changes on the board.
     ///
     /// # Errors
     /// No thread can be started.
     pub fn start(
-        self,
+        self: Arc<Self>,
         shared: Arc<Shared>,
         catalog: Arc<ArcSwap<Catalog>>,
     ) -> std::io::Result<Writer> {

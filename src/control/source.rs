@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::pure::board::Registry;
-use crate::pure::plan::{self, Plan, Problem};
+use crate::pure::plan::{self, MadeKeys, Plan, Problem};
 
 /// A configuration that can be read again at each reload.
 #[derive(Clone, Debug)]
@@ -13,6 +13,13 @@ pub enum Source {
     File(PathBuf),
     /// Held in memory, for the demo.
     Text(String),
+}
+
+/// A plan, and the text that it was built from.
+#[derive(Debug)]
+pub struct Loaded {
+    pub plan: Plan,
+    pub text: String,
 }
 
 /// Why there is no plan.
@@ -23,22 +30,38 @@ pub enum NoPlan {
 }
 
 impl Source {
-    /// Reads the file and the secrets that it names, and builds the plan. Blocks on the disk.
+    /// Reads the file and the secrets that it names, and builds the plan with the keys that were made
+    /// at run time. Blocks on the disk.
     ///
     /// # Errors
     /// The file cannot be read, or it is refused whole.
-    pub fn load(&self, registry: &mut Registry) -> Result<Plan, NoPlan> {
+    pub fn load(&self, made: &MadeKeys, registry: &mut Registry) -> Result<Loaded, NoPlan> {
         let text = match self {
             Source::Text(text) => text.clone(),
             Source::File(path) => read(path, CONFIG_BYTES_MAX)
                 .map_err(|error| NoPlan::Unreadable(format!("{}: {error}", path.display())))?,
         };
+        self.build(text, made, registry)
+    }
+
+    /// [`Source::load`] with a text that was read before.
+    ///
+    /// # Errors
+    /// A secret cannot be read any more, or names have run out.
+    pub fn build(
+        &self,
+        text: String,
+        made: &MadeKeys,
+        registry: &mut Registry,
+    ) -> Result<Loaded, NoPlan> {
         let env = |name: &str| std::env::var(name).ok();
         let files = |path: &str| {
             read(&self.beside(path), SECRET_BYTES_MAX).map_err(|error| format!("{path}: {error}"))
         };
-        Plan::build(&text, &env, &files, registry)
-            .map_err(|problems| NoPlan::Refused { text, problems })
+        match Plan::build_with(&text, made, &env, &files, registry) {
+            Ok(plan) => Ok(Loaded { plan, text }),
+            Err(problems) => Err(NoPlan::Refused { text, problems }),
+        }
     }
 
     /// A path that the file names: relative ones start at the file's own folder.
@@ -220,7 +243,9 @@ mod tests {
         let text = "pools:\n  p: { backends: [ { name: u1, url: \"http://u1\" } ] }\n\
                     routes:\n  - { name: chat, match: { model: [m] }, pool: q }\n";
         let source = Source::Text(text.to_owned());
-        let refusal = source.load(&mut Registry::new()).expect_err("pool q is not there");
+        let refusal = source
+            .load(&MadeKeys::default(), &mut Registry::new())
+            .expect_err("pool q is not there");
         let report = refusal.report("forebay.yaml");
         assert!(report.contains("--> forebay.yaml:4:"), "{report}");
         assert!(report.contains("routes[0].pool"), "{report}");
@@ -231,10 +256,16 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_said() {
         let missing = Source::File("/nowhere/forebay.yaml".into());
-        let report = missing.load(&mut Registry::new()).expect_err("missing").report("x");
+        let report = missing
+            .load(&MadeKeys::default(), &mut Registry::new())
+            .expect_err("missing")
+            .report("x");
         assert!(report.contains("/nowhere/forebay.yaml"), "{report}");
         let endless = Source::File("/dev/zero".into());
-        let report = endless.load(&mut Registry::new()).expect_err("endless").report("x");
+        let report = endless
+            .load(&MadeKeys::default(), &mut Registry::new())
+            .expect_err("endless")
+            .report("x");
         assert!(report.contains("longer than"), "{report}");
         assert_eq!(missing.beside("up.key"), Path::new("/nowhere/up.key"));
         assert_eq!(missing.beside("/etc/up.key"), Path::new("/etc/up.key"));

@@ -7,6 +7,7 @@
 //! `rate()`. The only exceptions are statuses other than 200, of which there are 46 at most.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use super::{Booked, Catalog, Failure, Ledger, STATUSES, TIMED_NAMES_MAX, Times, TokenRow};
 use crate::pure::board::Totals;
@@ -26,6 +27,8 @@ pub struct Facts<'a> {
     pub reloads_refused: u64,
     /// Tasks that panicked and were contained.
     pub panics: u64,
+    /// Tenants with a budget, and which share of it is spent.
+    pub budgets: Vec<(Arc<str>, f64)>,
     /// Of the store: groups written, and attempts that failed.
     pub state_commits: u64,
     pub state_failures: u64,
@@ -241,6 +244,10 @@ fn gateway(page: &mut Page, facts: &Facts) {
     page.line("forebay_config_reloads_total", &[("result", "refused")], facts.reloads_refused);
     page.head("forebay_panics_total", COUNTER, "Panics contained; each is a bug.");
     page.line("forebay_panics_total", &[], facts.panics);
+    page.head("forebay_budget_spent_ratio", GAUGE, "Share of the budget spent or held.");
+    for (tenant, share) in &facts.budgets {
+        page.line("forebay_budget_spent_ratio", &[("tenant", tenant)], share);
+    }
     page.head("forebay_state_commits_total", COUNTER, "Groups of counters written to state.dir.");
     page.line("forebay_state_commits_total", &[], facts.state_commits);
     page.head("forebay_state_failures_total", COUNTER, "Groups that could not be written yet.");
@@ -415,6 +422,27 @@ pub fn usage_json(out: &mut String, tenant: &str, row: Option<&TokenRow>) {
     );
 }
 
+pub const USAGE_CSV_HEAD: &str = "tenant,requests,prompt_tokens,completion_tokens,total_tokens,\
+                                  cached_tokens,reasoning_tokens,estimated_tokens\n";
+
+/// Appends a tenant's line under [`USAGE_CSV_HEAD`].
+pub fn usage_csv(out: &mut String, tenant: &str, row: Option<&TokenRow>) {
+    let booked = row.map(|row| row.booked).unwrap_or_default();
+    // RFC 4180: quoted, with quotes doubled.
+    let _ = writeln!(
+        out,
+        "\"{}\",{},{},{},{},{},{},{}",
+        tenant.replace('"', "\"\""),
+        row.map_or(0, |row| row.requests),
+        booked.prompt,
+        booked.completion,
+        booked.prompt.saturating_add(booked.completion),
+        booked.cached,
+        booked.reasoning,
+        booked.estimated,
+    );
+}
+
 /// Appends `text` as a JSON string of at most `chars_max` characters before escaping. Beside what
 /// JSON demands, everything that moves a terminal's cursor or turns text around is escaped, so
 /// that a line of a log is what it seems.
@@ -504,6 +532,7 @@ mod tests {
             reloads_in_force: 0,
             reloads_refused: 0,
             panics: 0,
+            budgets: vec![(Arc::from("a"), 0.25)],
             state_commits: 0,
             state_failures: 0,
             records_unwritten: 0,

@@ -297,13 +297,20 @@ pub struct Quotas {
 impl Scope {
     /// Whether the budget of this scope is spent.
     pub fn is_spent(&self, windows: &Windows) -> bool {
-        self.budget.is_some_and(|cap| {
-            let number = windows.number(cap.per);
-            let (money, tokens) =
-                (&self.row.money[cap.per as usize], &self.row.budget_tokens[cap.per as usize]);
-            cap.nano.is_some_and(|nano| money.used(number) >= nano)
-                || cap.tokens.is_some_and(|most| tokens.used(number) >= most)
-        })
+        self.spent(windows).is_some_and(|share| share >= 1.0)
+    }
+
+    /// How much of the budget is spent or held, as a share of it: the larger one of money and
+    /// tokens. `None` without a budget.
+    pub fn spent(&self, windows: &Windows) -> Option<f64> {
+        let cap = self.budget?;
+        let (number, per) = (windows.number(cap.per), cap.per as usize);
+        let share = |calendar: &Calendar, limit: Option<u64>| {
+            // Both are below 2^56; a share needs no more than the 53 bits that are kept.
+            limit.map_or(0.0, |limit| calendar.used(number) as f64 / (limit as f64).max(1.0))
+        };
+        let money = share(&self.row.money[per], cap.nano);
+        Some(money.max(share(&self.row.budget_tokens[per], cap.tokens)))
     }
 
     /// What `amount` draws from reservoirs.

@@ -118,6 +118,8 @@ pub struct Plan {
     pub tiers: Vec<Tier>,
     pub tenants: Vec<Tenant>,
     pub keys: Vec<Key>,
+    /// Keys were made at run time, even if all of them have been revoked.
+    made_keys: bool,
     pub global: Option<Scope>,
     /// What the file asks for and this version does not do, and advice. Say them loudly.
     pub notices: Vec<Notice>,
@@ -158,17 +160,36 @@ impl Plan {
         files: &dyn Fn(&str) -> Result<String, String>,
         registry: &mut Registry,
     ) -> Result<Plan, Vec<Problem>> {
+        Plan::build_with(text, &MadeKeys::default(), env, files, registry)
+    }
+
+    /// The same with keys that were made at run time. One that the file makes impossible (its id or
+    /// digest is taken, its tenant is gone) is left out and said.
+    ///
+    /// # Errors
+    /// Every problem of the text, never none.
+    pub fn build_with(
+        text: &str,
+        made: &MadeKeys,
+        env: &dyn Fn(&str) -> Option<String>,
+        files: &dyn Fn(&str) -> Result<String, String>,
+        registry: &mut Registry,
+    ) -> Result<Plan, Vec<Problem>> {
         let mut problems = Vec::new();
         let root = tree::parse(text, &mut problems);
         let mut reader = read::Reader::new(env, files, NOT_YET, problems);
         let plan = root
             .as_ref()
             .and_then(|root| spec::read(&mut reader, root))
+            .map(|mut spec| {
+                made.add_to(&mut spec, &mut reader);
+                spec
+            })
             .and_then(|spec| check::plan(&mut reader, spec, digest(text), registry));
         let mut problems = reader.problems;
         problems.sort_by_key(|problem| (problem.line, problem.column));
         match plan {
-            Some(plan) if problems.is_empty() => Ok(plan),
+            Some(plan) if problems.is_empty() => Ok(Plan { made_keys: made.ever, ..plan }),
             _ => Err(problems),
         }
     }
@@ -185,9 +206,9 @@ impl Plan {
             .find(|&id| same(&self.keys[id.index()].sha256, digest))
     }
 
-    /// No key is configured: everybody may in.
+    /// No key is configured, and none was ever made at run time: everybody may in.
     pub fn open(&self) -> bool {
-        self.keys.is_empty()
+        self.keys.is_empty() && !self.made_keys
     }
 
     /// A model by its own name or an alias, exactly.
@@ -232,10 +253,30 @@ impl Plan {
     }
 
     /// Whether this tenant may use a model under the name it asked for. Lists hold names that
-    /// clients use: who may use alias `small` of `big-1` may not ask for `big-1`.
+    /// clients use: who may use alias `small` of `big-1` may not ask for `big-1`. What is denied is
+    /// so under every name: the one asked for and the model's own.
     pub fn may_use(&self, tenant: TenantId, asked: &str) -> bool {
-        let models = &self.tenants[tenant.index()].models;
-        models.is_empty() || models.iter().any(|pattern| pattern.matches(asked.as_bytes()))
+        let tenant = &self.tenants[tenant.index()];
+        self.allows(&tenant.models, &tenant.deny_models, asked)
+    }
+
+    /// The same for a key, whose lists narrow its tenant's.
+    pub fn key_may_use(&self, key: KeyId, asked: &str) -> bool {
+        let key = &self.keys[key.index()];
+        self.may_use(key.tenant, asked) && self.allows(&key.models, &key.deny_models, asked)
+    }
+
+    fn allows(&self, allow: &[Pattern], deny: &[Pattern], asked: &str) -> bool {
+        let one = |patterns: &[Pattern], name: &str| {
+            patterns.iter().any(|pattern| pattern.matches(name.as_bytes()))
+        };
+        let own = match deny {
+            [] => None,
+            _ => self.model(asked).map(|model| &*self.models[model.index()].name),
+        };
+        (allow.is_empty() || one(allow, asked))
+            && !one(deny, asked)
+            && !own.is_some_and(|own| one(deny, own))
     }
 
     /// The limits that a request stands under.
@@ -272,16 +313,13 @@ impl Plan {
     }
 
     /// Names for `/v1/models`, in file order: every name and alias that some route may serve and
-    /// this tenant (`None` on an open gateway) may use.
+    /// whoever asks may use.
     pub fn visible_models(
         &self,
-        tenant: Option<TenantId>,
+        may: impl Fn(&str) -> bool,
     ) -> impl Iterator<Item = (&str, ModelId)> {
-        self.lookup
-            .visible
-            .iter()
-            .filter(move |(name, _)| tenant.is_none_or(|tenant| self.may_use(tenant, name)))
-            .map(|(name, id)| (name.as_ref(), *id))
+        let visible = self.lookup.visible.iter();
+        visible.map(|(name, id)| (name.as_ref(), *id)).filter(move |(name, _)| may(name))
     }
 }
 
@@ -588,6 +626,7 @@ pub struct Tenant {
     pub tier: Option<usize>,
     /// Names that clients use; empty allows all.
     pub models: Vec<Pattern>,
+    pub deny_models: Vec<Pattern>,
     pub regions: Vec<Box<str>>,
     pub reserve: Reserve,
     pub budget: Option<Budget>,
@@ -610,7 +649,47 @@ pub struct Key {
     pub series: Series,
     pub tenant: TenantId,
     pub sha256: [u8; 32],
+    /// These narrow the tenant's; empty allows what that allows.
+    pub models: Vec<Pattern>,
+    pub deny_models: Vec<Pattern>,
     pub limits: Option<Scope>,
+}
+
+/// Keys that were made at run time.
+#[derive(Clone, Debug, Default)]
+pub struct MadeKeys {
+    /// Those that live: one JSON object each, with the fields of an element of `keys`.
+    pub keys: Vec<String>,
+    /// Some were made, even if none lives: the gateway is not open.
+    pub ever: bool,
+}
+
+impl MadeKeys {
+    /// What is wrong with a key, as `keys` would say it.
+    ///
+    /// # Errors
+    /// Every problem.
+    pub fn check(key: &str) -> Result<(), Vec<Problem>> {
+        spec::made_key(key).map(drop)
+    }
+
+    fn add_to(&self, spec: &mut spec::Spec, reader: &mut read::Reader<'_>) {
+        for text in &self.keys {
+            let Ok(key) = spec::made_key(text) else { continue };
+            let taken =
+                |other: &spec::KeySpec| other.at.name == key.at.name || other.sha256 == key.sha256;
+            let why = if spec.keys.iter().any(taken) {
+                "its id or its digest is that of a key in the file"
+            } else if !spec.tenants.iter().any(|tenant| tenant.at.name == key.tenant.name) {
+                "the file has no such tenant any more"
+            } else {
+                spec.keys.push(key);
+                continue;
+            };
+            let message = format!("key `{}`, made at run time, opens nothing: {why}", key.at.name);
+            reader.notice(key.at.pos, "keys", message, Severity::Advice);
+        }
+    }
 }
 
 /// A name, or a name with `*` (any run of bytes, also none) and `?` (one character).

@@ -144,3 +144,135 @@ fn the_admin_port_asks_for_its_token_and_for_no_foreign_page() {
     client.send("GET /metrics HTTP/1.1\r\nhost: evil.example\r\n\r\n");
     assert!((400..500).contains(&client.answer().status()));
 }
+
+/// A gateway with a place for keys, and its configuration's path for the command line.
+fn with_state(backend: &Backend, folder: &Folder) -> (String, std::path::PathBuf) {
+    let state = format!("state: {{ dir: '{}' }}\n", folder.0.join("state").display());
+    (state + &Setup::to(backend.url()).text(), folder.0.join("cli.yaml"))
+}
+
+fn ask_with(gateway: &Gateway, key: &str) -> u16 {
+    gateway.ask(with_key(&format!("authorization: Bearer {key}\r\n"))).status()
+}
+
+#[test]
+fn a_key_is_made_rotated_and_revoked_while_the_gateway_runs() {
+    let (backend, folder) = (Backend::kind(), Folder::new());
+    let (text, config) = with_state(&backend, &folder);
+    let mut gateway = Gateway::run(&text);
+    // The command line finds the admin port in the file.
+    std::fs::write(
+        &config,
+        text.replace(
+            "admin: { listen: '127.0.0.1:0' }",
+            &format!("admin: {{ listen: '{}' }}", gateway.admin),
+        ),
+    )
+    .expect("written");
+    let keys = |args: &[&str]| -> (bool, serde_json::Value, String) {
+        let output =
+            command(&["keys", "--config"]).arg(&config).args(args).output().expect("it runs");
+        let said = String::from_utf8(output.stdout).expect("UTF-8");
+        let wrong = String::from_utf8(output.stderr).expect("UTF-8");
+        let said = if said.is_empty() { "null".to_owned() } else { said };
+        (output.status.success(), serde_json::from_str(&said).expect("JSON"), wrong)
+    };
+    let made = |said: &serde_json::Value| said["key"].as_str().expect("a key").to_owned();
+
+    let (fine, said, wrong) =
+        keys(&["create", "ci", "--tenant", "a", "--rate-limit", r#"{"rpm":2,"burst":2}"#]);
+    assert!(fine, "{wrong}");
+    let first = made(&said);
+    assert_eq!([ask_with(&gateway, &first), ask_with(&gateway, &first)], [200, 200]);
+    assert_eq!(ask_with(&gateway, &first), 429, "its own limit");
+    // In force when it is answered, for every shard.
+    let (fine, said, _) = keys(&["rotate", "ci"]);
+    let second = made(&said);
+    assert!(fine && first != second);
+    for _ in 0..8 {
+        assert_eq!(ask_with(&gateway, &first), 401);
+    }
+    let (fine, said, _) =
+        keys(&["create", "other", "--tenant", "b", "--models", "n", "--deny-models", "m"]);
+    assert!(fine);
+    assert_eq!(ask_with(&gateway, &made(&said)), 403);
+    let (_, said, _) = keys(&["list"]);
+    let text = said.to_string();
+    assert!(
+        text.contains("\"ci\"") && text.contains("\"key-a\"") && !text.contains(&second),
+        "{text}"
+    );
+    assert!(!text.contains("sha256"), "{text}");
+
+    // What cannot be is said and changes nothing.
+    for (args, why) in [
+        (&["create", "ci", "--tenant", "a"][..], "a key with this id"),
+        (&["create", "key-a", "--tenant", "a"], "a key with this id"),
+        (&["create", "x", "--tenant", "nobody"], "no tenant"),
+        (&["create", "x", "--tenant", "a", "--rate-limit", r#"{"rpmm":2}"#], "rpmm"),
+        (&["rotate", "key-a"], "keys of the file"),
+        (&["revoke", "nothing"], "no key with this id"),
+    ] {
+        let (fine, _, wrong) = keys(args);
+        assert!(!fine && wrong.contains(why), "{args:?}: {wrong}");
+    }
+
+    // They outlive the process, and a reload.
+    gateway.signal(rustix::process::Signal::KILL);
+    gateway.ended();
+    let (text, _) = with_state(&backend, &folder);
+    let gateway = Gateway::run(&text);
+    assert_eq!(ask_with(&gateway, &first), 401);
+    assert_eq!(ask_with(&gateway, &second), 200);
+    assert_eq!(gateway.admin("POST /reload").0, 200);
+    assert_eq!(ask_with(&gateway, &second), 200);
+    assert_eq!(gateway.admin("DELETE /keys/ci").0, 200);
+    assert_eq!(ask_with(&gateway, &second), 401);
+    assert_eq!(gateway.admin("DELETE /keys/ci").0, 404);
+}
+
+#[test]
+fn without_keys_in_the_file_the_last_one_that_is_revoked_does_not_open_the_gateway() {
+    let (backend, folder) = (Backend::kind(), Folder::new());
+    let (text, _) = with_state(&backend, &folder);
+    let start = text.find("keys:").expect("keys");
+    let gateway = Gateway::run(&text[..start]);
+    assert_eq!(gateway.ask(with_key("")).status(), 200, "open, as it said");
+    let (status, made) = gateway.admin_post("/keys", r#"{"id":"one","tenant":"a"}"#);
+    assert_eq!(status, 201, "{made}");
+    let made: serde_json::Value = serde_json::from_str(&made).expect("JSON");
+    let key = made["key"].as_str().expect("a key");
+    assert_eq!(gateway.ask(with_key("")).status(), 401);
+    assert_eq!(ask_with(&gateway, key), 200);
+    assert_eq!(gateway.admin("DELETE /keys/one").0, 200);
+    assert_eq!(ask_with(&gateway, key), 401);
+    assert_eq!(gateway.ask(with_key("")).status(), 401);
+}
+
+#[test]
+fn without_a_place_to_keep_them_no_keys_are_made() {
+    let backend = Backend::kind();
+    let gateway = Setup::to(backend.url()).start();
+    let (status, why) = gateway.admin_post("/keys", r#"{"id":"one","tenant":"a"}"#);
+    assert_eq!(status, 409, "{why}");
+    assert!(why.contains("state.dir"), "{why}");
+    assert_eq!(gateway.admin("GET /keys").0, 200);
+}
+
+#[test]
+fn what_is_denied_is_denied_under_every_name() {
+    let backend = Backend::kind();
+    let text = Setup::to(backend.url()).text();
+    let text = text.replace("  m: { }", "  m: { aliases: [small] }\n  n: { }");
+    let text = text.replace("model: [m]", "model: [\"*\"]");
+    let deny = |of: &str| text.replacen("a: { }", &format!("a: {{ deny_models: [{of}] }}"), 1);
+    let ask = |gateway: &Gateway, model: &str| {
+        gateway.ask(post("/v1/chat/completions", format!("{{\"model\":\"{model}\"}}"))).status()
+    };
+    let gateway = Gateway::run(&deny("m"));
+    assert_eq!([ask(&gateway, "m"), ask(&gateway, "small"), ask(&gateway, "n")], [403, 403, 200]);
+    let gateway = Gateway::run(&deny("small"));
+    assert_eq!([ask(&gateway, "m"), ask(&gateway, "small"), ask(&gateway, "n")], [200, 403, 200]);
+    let listed = gateway.ask(get("/v1/models")).text();
+    assert!(listed.contains("\"m\"") && !listed.contains("small"), "{listed}");
+}

@@ -682,6 +682,8 @@ fn assemble(
             id: Arc::from(key.at.name),
             tenant: tenant.unwrap_or_default(),
             sha256: key.sha256,
+            models: key.models,
+            deny_models: key.deny_models,
         });
     }
     Ok(Plan {
@@ -697,6 +699,7 @@ fn assemble(
         tiers,
         tenants,
         keys,
+        made_keys: false,
         global: spec
             .global
             .and_then(|limits| scope(registry, ScopeKind::Global, "", &limits, None)),
@@ -873,6 +876,7 @@ fn tenant_of(
         series: row.series,
         tier: links.tier,
         models: tenant.models.into_iter().map(|(pattern, _)| pattern).collect(),
+        deny_models: tenant.deny_models,
         regions: tenant.regions,
         reserve: tenant.reserve,
         budget,

@@ -6,13 +6,13 @@ mod routes;
 
 use std::time::Duration;
 
-use super::problem::Severity;
+use super::problem::{Problem, Severity};
 use super::read::{Fields, Item, Named, Reader, shown};
 use super::terms::{
     Admission, Breaker, Gpu, Health, Kv, Limits, Priority, Promote, Queue, Reserve, Scrape, Sleep,
     Sync, UnitSpec,
 };
-use super::tree::{Node, Pos, Value};
+use super::tree::{self, Node, Pos, Value};
 use super::value::{self, Target};
 use super::{
     Admin, AdminListen, Bounds, Dialect, HalfClose, Listen, Match, Pattern, Price, Retry, Secret,
@@ -155,6 +155,7 @@ pub(super) struct TenantSpec {
     pub rate_limit: Option<Limits>,
     pub model_limits: Vec<(Named, Limits)>,
     pub models: Vec<(Pattern, Named)>,
+    pub deny_models: Vec<Pattern>,
     pub regions: Vec<Box<str>>,
     pub reserve: Reserve,
     pub budget: Option<BudgetSpec>,
@@ -178,6 +179,21 @@ pub(super) struct KeySpec {
     pub tenant: Named,
     pub sha256: [u8; 32],
     pub rate_limit: Option<Limits>,
+    pub models: Vec<Pattern>,
+    pub deny_models: Vec<Pattern>,
+}
+
+/// A key that was made at run time, as one JSON object.
+pub(super) fn made_key(text: &str) -> Result<KeySpec, Vec<Problem>> {
+    let mut problems = Vec::new();
+    let root = tree::parse(text, &mut problems);
+    let no_file = |_: &str| Err("a key names no file".to_owned());
+    let mut reader = Reader::new(&|_| None, &no_file, &[], problems);
+    let key = root.as_ref().and_then(|root| routes::key(&mut reader, &Item::root(root)));
+    match key {
+        Some(key) if reader.problems.is_empty() => Ok(key),
+        _ => Err(reader.problems),
+    }
 }
 
 /// The whole file. `None`, or parts left out, only with problems noted.

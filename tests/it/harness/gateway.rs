@@ -202,6 +202,24 @@ impl Gateway {
         (status.expect("a status"), body.to_owned())
     }
 
+    /// A POST of JSON to the admin port.
+    #[track_caller]
+    pub fn admin_post(&self, path: &str, body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.admin).expect("the admin port listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("set");
+        let request = format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: \
+             application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(request.as_bytes()).expect("taken");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        (status.expect("a status"), body.to_owned())
+    }
+
     #[track_caller]
     pub fn metrics(&self) -> String {
         let (status, text) = self.admin("GET /metrics");

@@ -333,6 +333,7 @@ pub(super) fn tenant<'a>(r: &mut Reader<'a>, at: Named, item: &Item<'a>) -> Opti
             }
             Some(models)
         });
+        let deny_models = f.get(r, "deny_models", |r, item| Some(r.all(item, Reader::pattern)));
         let regions = f.get(r, "regions", words);
         let reserve = f.get(r, "reserve", |r, item| {
             let reserves = [
@@ -356,6 +357,7 @@ pub(super) fn tenant<'a>(r: &mut Reader<'a>, at: Named, item: &Item<'a>) -> Opti
             rate_limit,
             model_limits: model_limits.unwrap_or_default(),
             models: models.unwrap_or_default(),
+            deny_models: deny_models.unwrap_or_default(),
             regions: regions.unwrap_or_default(),
             reserve: reserve.unwrap_or_default(),
             budget,
@@ -428,7 +430,16 @@ pub(super) fn key<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<KeySpec> {
                 r.parsed(item, value::sha256)
             });
             let rate_limit = f.get(r, "rate_limit", limits);
-            Some(KeySpec { at: at?, tenant: tenant?, sha256: sha256?, rate_limit })
+            let models = f.get(r, "models", |r, item| Some(r.all(item, Reader::pattern)));
+            let deny_models = f.get(r, "deny_models", |r, item| Some(r.all(item, Reader::pattern)));
+            Some(KeySpec {
+                at: at?,
+                tenant: tenant?,
+                sha256: sha256?,
+                rate_limit,
+                models: models.unwrap_or_default(),
+                deny_models: deny_models.unwrap_or_default(),
+            })
         })
     })
 }

@@ -245,7 +245,7 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         "  acme: { budget: { usd: -5, per: year } }",
         &[
             "14:26: tenants.acme.budget.usd: `-5` is negative (tenant acme); help: write dollars as `0.50`, with at most nine decimals",
-            "14:35: tenants.acme.budget.per: `year` is no known window (tenant acme); help: known: `day`, `month`",
+            "14:35: tenants.acme.budget.per: `year` is no known window (tenant acme); help: known: `day`, `week`, `month`, `total`",
         ],
     ),
     (

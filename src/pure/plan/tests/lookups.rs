@@ -7,7 +7,8 @@ use super::*;
 use crate::pure::board::{Kind, Slot};
 
 fn names_of(plan: &Plan, tenant: Option<TenantId>) -> Vec<&str> {
-    plan.visible_models(tenant).map(|(name, _)| name).collect()
+    let may = |name: &str| tenant.is_none_or(|tenant| plan.may_use(tenant, name));
+    plan.visible_models(may).map(|(name, _)| name).collect()
 }
 
 const NONE: &dyn Fn(&str) -> Option<&'static [u8]> = &|_| None;
