@@ -14,10 +14,11 @@ use std::time::Instant;
 use forebay::pure::board::Registry;
 use forebay::pure::body::{BodyKind, Edit, Inspector, splices};
 use forebay::pure::h1::{Limits, Method, Parse, Request, Response, parse_request, parse_response};
+use forebay::pure::limit::{Amount, Windows};
 use forebay::pure::plan::Plan;
 use forebay::pure::policy::{Policy, Verdict};
 use forebay::pure::sse::Scanner;
-use forebay::pure::units::Rng;
+use forebay::pure::units::{self, Rng};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -31,7 +32,7 @@ struct Case {
     make: fn() -> Box<dyn FnMut()>,
 }
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 10] = [
     Case {
         name: "request-head",
         what: "head of openai-python's chat request",
@@ -60,6 +61,12 @@ const CASES: [Case; 9] = [
         what: "model, tenant, route and backend among 8, slot taken and given back",
         extra: 2000,
         make: decision,
+    },
+    Case {
+        name: "limits",
+        what: "six limits on requests and tokens: taken, told, settled",
+        extra: 2000,
+        make: limits,
     },
 ];
 
@@ -225,6 +232,34 @@ fn sse_cut() -> Box<dyn FnMut()> {
 
 fn sse_usage() -> Box<dyn FnMut()> {
     scan([USAGE, b""])
+}
+
+/// Six limits in force, each on requests and tokens: taken, told to the client, settled.
+fn limits() -> Box<dyn FnMut()> {
+    let limits = "{ rpm: 1000000000, tpm: 1000000000000 }";
+    let text = format!(
+        "server: {{ listen: \"127.0.0.1:8080\" }}\npools: {{ p: {{ backends: [ {{ name: b, url: \"http://10.0.0.1:8000\" }} ] }} }}\nmodels: {{ m: {{ price: {{ input: 1, cached: 1, output: 1 }}, rate_limit: {limits} }} }}\nroutes: [ {{ name: r, match: {{ model: [m] }}, pool: p, rate_limit: {limits} }} ]\ntenants: {{ t: {{ rate_limit: {limits}, model_limits: {{ m: {limits} }} }} }}\nkeys: [ {{ id: k, tenant: t, sha256: \"{}\", rate_limit: {limits} }} ]\nglobal: {limits}\n",
+        "ab".repeat(32)
+    );
+    let plan = Plan::build(&text, &|_| None, &|path| Err(path.to_owned()), &mut Registry::new());
+    let plan = plan.unwrap_or_else(|problems| panic!("{problems:?}"));
+    let Some(key) = plan.key(&[0xab; 32]) else { panic!("the key is there") };
+    let (tenant, model) = (Some(plan.keys[key.index()].tenant), plan.model("m"));
+    let Some(route) = plan.route(Some("m"), None, "/v1/chat/completions", &|_| None) else {
+        panic!("the route is there")
+    };
+    let windows = Windows::at(1_796_083_200, units::Instant::ZERO);
+    let mut now = 1_000_000_000_000_u64;
+    Box::new(move || {
+        // As fast as the limits allow, as time goes on.
+        now += 100_000;
+        let at = units::Instant::from_nanos(black_box(now));
+        let scopes = plan.scopes(Some(key), tenant, model, route);
+        let ask = Amount { input: 100, output: 200, nano: 300 };
+        let Ok(grant) = scopes.take(black_box(ask), at, &windows) else { panic!("there is enough") };
+        black_box(scopes.quotas(at));
+        scopes.settle(&grant, Amount { output: 150, ..ask }, at);
+    })
 }
 
 fn decision() -> Box<dyn FnMut()> {
