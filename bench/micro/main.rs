@@ -256,7 +256,9 @@ fn limits() -> Box<dyn FnMut()> {
         let at = units::Instant::from_nanos(black_box(now));
         let scopes = plan.scopes(Some(key), tenant, model, route);
         let ask = Amount { input: 100, output: 200, nano: 300 };
-        let Ok(grant) = scopes.take(black_box(ask), at, &windows) else { panic!("there is enough") };
+        let Ok(grant) = scopes.take(black_box(ask), at, &windows) else {
+            panic!("there is enough")
+        };
         black_box(scopes.quotas(at));
         scopes.settle(&grant, Amount { output: 150, ..ask }, at);
     })

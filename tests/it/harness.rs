@@ -11,6 +11,7 @@
 mod backend;
 mod client;
 mod gateway;
+mod mock;
 
 use std::io;
 use std::net::TcpStream;
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 pub use backend::{Backend, Listener, Peer};
 pub use client::{Answer, Client, Head};
 pub use gateway::{Folder, Gateway, Lines, Setup, command, people, server};
+pub use mock::Mock;
 
 /// How long anything may take before a test gives up. Nothing is measured by it: a busy machine
 /// may use all of it.

@@ -191,6 +191,44 @@ fn a_request_that_no_backend_was_asked_costs_nothing() {
 }
 
 #[test]
+fn a_stream_is_charged_what_the_backend_counts_and_a_broken_one_nearly_that() {
+    let mock = Mock::start(&["--ttft", "1ms", "--inter-token", "1ms", "--tokens", "60"]);
+    let gateway = Setup::to(mock.url.clone()).start();
+    let mut client = gateway.client();
+    let said = |more: &str| {
+        let words = r#"[{"role":"user","content":"Count to sixty."}]"#;
+        let body = format!(r#"{{"model":"m","stream":true,"messages":{words}{more}}}"#);
+        post("/v1/chat/completions", body)
+    };
+    for round in 0..10 {
+        let asks = round % 2 == 0;
+        client.send(said(if asks { r#","stream_options":{"include_usage":true}"# } else { "" }));
+        let answer = client.answer();
+        assert!(answer.whole && answer.text().contains("\"usage\":{") == asks);
+    }
+    let (prompt, completion) = mock.truth();
+    assert!(completion == 600, "{completion}");
+    assert_eq!(gateway.booked("a", prompt, completion), 0, "nothing was estimated");
+    // Clients that leave in the middle: what they were sent is estimated, from what was seen.
+    for round in 0..20 {
+        let mut client = gateway.client();
+        client.send(said(""));
+        assert_eq!(client.head().status, 200);
+        for _ in 0..20 + round % 20 {
+            assert!(client.chunk().is_some());
+        }
+        client.fin();
+    }
+    gateway.reaches("forebay_requests_total", &[], 30.0);
+    let truth = mock.truth().1 - completion;
+    let booked = gateway.usage("a").1 - completion;
+    assert!(truth > 20 * 20 && truth < 20 * 60, "{truth} {booked}");
+    let apart = truth.abs_diff(booked);
+    // What was on the wire when the client left is all that the backend can know more.
+    assert!(apart * 100 <= truth * 3 + 20 * 100, "{booked} of {truth}");
+}
+
+#[test]
 fn at_the_bound_of_concurrency_a_request_waits_a_moment_for_its_predecessor() {
     let backend = Listener::start();
     let gateway = limited(&backend.url(), "rate_limit: { concurrency: 1, limit_wait: 20s }", "");

@@ -30,20 +30,13 @@ fn scripts() -> PathBuf {
 /// A gateway in front of `forebay mock`, both ended on drop.
 struct Stack {
     gateway: Gateway,
-    mock: std::process::Child,
+    _mock: Mock,
 }
 
 impl Stack {
     fn start() -> Stack {
-        let mut mock = command(&["mock", "--ttft", "1ms", "--inter-token", "1ms"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("it runs");
-        let said = Lines::of(mock.stdout.take().expect("piped"));
-        let line = said.until("listening on").pop().expect("a line");
-        let url = line.rsplit(' ').next().expect("a URL").to_owned();
-        Stack { gateway: Setup::to(url).start(), mock }
+        let mock = Mock::start(&["--ttft", "1ms", "--inter-token", "1ms"]);
+        Stack { gateway: Setup::to(mock.url.clone()).start(), _mock: mock }
     }
 
     /// Runs a script that prints a line for each case, and gives how many were fine.
@@ -71,13 +64,6 @@ impl Stack {
         assert!(prompt > 0 && completion > 0);
         assert_eq!(self.gateway.metric("forebay_panics_total", &[]) as u64, 0);
         assert_eq!(self.gateway.metric("forebay_upstream_failures_total", &[]) as u64, 0);
-    }
-}
-
-impl Drop for Stack {
-    fn drop(&mut self) {
-        let _ = self.mock.kill();
-        let _ = self.mock.wait();
     }
 }
 

@@ -152,6 +152,45 @@ fn a_budget_that_is_spent_refuses_and_a_soft_one_counts_on() {
     assert_eq!(hard.row.money[0].used(windows().number(Per::Day)), 2_300);
 }
 
+/// Between looking and taking another shard may be faster. What was taken by then must come back, of
+/// the scope that refused and of those before it.
+#[test]
+fn who_loses_a_race_leaves_nothing_behind() {
+    let loose = Scope { requests: rate(1_000_000_000), ..scope(ScopeKind::Key) };
+    let tight = Scope {
+        requests: rate(1_000_000_000),
+        tokens: rate(60_000_000_000),
+        output: rate(10),
+        day: Some(u64::MAX >> 10),
+        ..scope(ScopeKind::Tenant)
+    };
+    let narrow = Scope { concurrency: Some(2), ..scope(ScopeKind::Global) };
+    let mut races = 0;
+    for _ in 0..20 {
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    let scopes = of(&[&loose, &tight, &narrow]);
+                    for _ in 0..3_000 {
+                        if let Ok(grant) = scopes.take(tokens(5, 10), at(0), &windows()) {
+                            scopes.cancel(&grant, at(0));
+                        }
+                    }
+                });
+            }
+        });
+        races += 1;
+        let left = |resource: &Resource, rate: &Option<Rate>| {
+            rate.as_ref().map(|rate| rate.limit() - resource.left(rate, at(0)))
+        };
+        assert_eq!(left(&loose.row.requests, &loose.requests), Some(0), "after {races}");
+        assert_eq!(left(&tight.row.requests, &tight.requests), Some(0), "after {races}");
+        assert_eq!(left(&tight.row.tokens, &tight.tokens), Some(0), "after {races}");
+        assert_eq!(tight.row.day.used(windows().number(Per::Day)), 0);
+        assert_eq!([&loose, &tight, &narrow].map(|scope| scope.row.concurrency.now()), [0; 3]);
+    }
+}
+
 /// The law: what is drawn is what was used by those that have ended plus what those hold that have
 /// not, in every scope, after every step.
 #[test]
