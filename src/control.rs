@@ -68,6 +68,7 @@ pub type Serving = Box<dyn FnOnce(&[SocketAddr])>;
 /// when it could not start or a shard has died; why is on standard error.
 pub fn run(source: Source, options: Options) -> ExitCode {
     let level = std::env::var("RUST_LOG").map_or(Level::default(), |text| Level::of(&text));
+    host::survive_size_limits();
     // Before anything is opened.
     let handed = HandedOver::adopt();
     report_panics();

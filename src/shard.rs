@@ -10,7 +10,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -61,6 +61,8 @@ pub struct Shared {
     pub addresses: ArcSwap<Addresses>,
     /// The day, week and month that it is; control follows the wall clock.
     pub windows: ArcSwap<Windows>,
+    /// What is counted has not been written for a while.
+    pub unwritten: AtomicBool,
 }
 
 impl Shared {
@@ -71,6 +73,7 @@ impl Shared {
             phase: AtomicU8::new(Phase::Running as u8),
             addresses: ArcSwap::from_pointee(addresses),
             windows: ArcSwap::default(),
+            unwritten: AtomicBool::new(false),
         }
     }
 

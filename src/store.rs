@@ -9,10 +9,10 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
@@ -25,6 +25,9 @@ use crate::shard::Shared;
 
 /// How long changes are gathered for one commit.
 const GROUP: Duration = Duration::from_millis(50);
+
+/// How long nothing is said to requests when a commit fails: a full disk may be emptied.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Scope and calendar (see [`key`]) to the number of the window and the amount in it; two windows
 /// of each are kept, as the lowest bit of the number says.
@@ -73,7 +76,8 @@ impl fmt::Display for Unusable {
 /// The open file.
 #[derive(Debug)]
 pub struct Store {
-    database: Database,
+    /// After a failure it has to be closed and opened again before it can be used.
+    database: Mutex<Option<Database>>,
     path: PathBuf,
 }
 
@@ -102,9 +106,26 @@ impl Store {
             Ok((database, found))
         };
         match open().map_err(broken)? {
-            (database, FORMAT) => Ok(Store { database, path }),
+            (database, FORMAT) => Ok(Store { database: Mutex::new(Some(database)), path }),
             (_, format) => Err(Unusable { path, why: Why::Format(format) }),
         }
+    }
+
+    /// Lends the database, opened again if it failed the last time.
+    fn with<T>(
+        &self,
+        work: impl FnOnce(&Database) -> Result<T, redb::Error>,
+    ) -> Result<T, redb::Error> {
+        let mut held = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let database = match held.take() {
+            Some(database) => database,
+            None => Database::create(&self.path)?,
+        };
+        let result = work(&database);
+        if result.is_ok() {
+            *held = Some(database);
+        }
+        result
     }
 
     /// Puts what was counted before on the board; how many counters that were.
@@ -117,7 +138,7 @@ impl Store {
     }
 
     fn read(&self, registry: &mut Registry) -> Result<usize, redb::Error> {
-        let table = self.database.begin_read()?.open_table(COUNTERS)?;
+        let table = self.with(|database| Ok(database.begin_read()?.open_table(COUNTERS)?))?;
         let mut count = 0;
         for entry in table.iter()? {
             let (stored, value) = entry?;
@@ -137,7 +158,7 @@ impl Store {
     /// # Errors
     /// The file cannot be read.
     pub fn keys(&self) -> Result<Vec<String>, redb::Error> {
-        let table = self.database.begin_read()?.open_table(KEYS)?;
+        let table = self.with(|database| Ok(database.begin_read()?.open_table(KEYS)?))?;
         let mut keys = Vec::new();
         for entry in table.iter()? {
             keys.push(entry?.1.value().to_owned());
@@ -155,26 +176,28 @@ impl Store {
         id: &str,
         change: impl FnOnce(Option<&str>) -> Result<String, E>,
     ) -> Result<Result<(), E>, redb::Error> {
-        let write = self.database.begin_write()?;
-        let refused = {
-            let mut table = write.open_table(KEYS)?;
-            let known = table.get(id)?.map(|known| known.value().to_owned());
-            match change(known.as_deref()) {
-                Ok(key) => {
-                    table.insert(id, &*key)?;
-                    None
+        self.with(|database| {
+            let write = database.begin_write()?;
+            let refused = {
+                let mut table = write.open_table(KEYS)?;
+                let known = table.get(id)?.map(|known| known.value().to_owned());
+                match change(known.as_deref()) {
+                    Ok(key) => {
+                        table.insert(id, &*key)?;
+                        None
+                    }
+                    Err(why) => Some(why),
                 }
-                Err(why) => Some(why),
+            };
+            match refused {
+                None => write.commit()?,
+                Some(why) => {
+                    write.abort()?;
+                    return Ok(Err(why));
+                }
             }
-        };
-        match refused {
-            None => write.commit()?,
-            Some(why) => {
-                write.abort()?;
-                return Ok(Err(why));
-            }
-        }
-        Ok(Ok(()))
+            Ok(Ok(()))
+        })
     }
 
     /// Begins to write what changes on the board.
@@ -189,25 +212,26 @@ impl Store {
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("store".into()).spawn(move || {
-            let mut failed = false;
+            let mut failing: Option<Instant> = None;
             loop {
                 // Read before the last look at the board: what was counted until now is written.
                 let last = told.load(Ordering::Acquire);
                 let windows = **shared.windows.load();
                 match self.commit(&catalog.load().limits, &windows) {
                     Ok(written) => {
-                        if failed {
+                        if failing.take().is_some() {
                             say(Level::Info, "state_written_again", &[]);
                         }
-                        failed = false;
+                        shared.unwritten.store(false, Ordering::Relaxed);
                         COMMITS.fetch_add(u64::from(written > 0), Ordering::Relaxed);
                     }
                     Err(error) => {
                         FAILURES.fetch_add(1, Ordering::Relaxed);
-                        if !failed {
+                        if failing.is_none() {
                             say(Level::Error, "state_not_written", &[("error", &error)]);
                         }
-                        failed = true;
+                        let since = *failing.get_or_insert_with(Instant::now);
+                        shared.unwritten.store(since.elapsed() >= PATIENCE, Ordering::Relaxed);
                     }
                 }
                 if last {
@@ -234,8 +258,16 @@ impl Store {
         if rows.is_empty() {
             return Ok(0);
         }
+        self.with(|database| Store::write_to(database, rows, windows))
+    }
+
+    fn write_to(
+        database: &Database,
+        rows: &[&Arc<LimitRow>],
+        windows: &Windows,
+    ) -> Result<usize, redb::Error> {
         let mut written = 0;
-        let write = self.database.begin_write()?;
+        let write = database.begin_write()?;
         {
             let mut table = write.open_table(COUNTERS)?;
             for row in rows {
@@ -306,7 +338,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::pure::units::Instant;
+    use crate::pure::units;
 
     struct Folder(PathBuf);
 
@@ -326,7 +358,7 @@ mod tests {
     }
 
     fn windows(unix: u64) -> Windows {
-        Windows::at(unix, Instant::ZERO)
+        Windows::at(unix, units::Instant::ZERO)
     }
 
     /// Amounts by scope and calendar, as a new process would find them.
@@ -385,9 +417,13 @@ mod tests {
         std::fs::remove_file(folder.0.join("forebay.redb")).expect("removed");
         {
             let store = Store::open(&folder.0).expect("a store");
-            let write = store.database.begin_write().expect("begun");
-            write.open_table(META).expect("there").insert("format", 7).expect("written");
-            write.commit().expect("written");
+            let foreign = |database: &Database| {
+                let write = database.begin_write()?;
+                write.open_table(META)?.insert("format", 7)?;
+                write.commit()?;
+                Ok(())
+            };
+            store.with(foreign).expect("written");
         }
         let said = Store::open(&folder.0).expect_err("foreign").to_string();
         assert!(said.contains("format 7"), "{said}");

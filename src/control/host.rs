@@ -283,6 +283,13 @@ pub fn lock_state(folder: &Path) -> Result<File, Obstacle> {
     Ok(file)
 }
 
+/// A write beyond a limit on the size of files is an error to be handled, as a full disk is; without
+/// this it would end the process.
+pub fn survive_size_limits() {
+    // SAFETY: ignoring a signal runs no code of ours.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Raises the soft limit on open files to the hard one, and gives it.
 pub fn raise_open_files() -> u64 {
     let limit = rustix::process::getrlimit(Resource::Nofile);

@@ -168,12 +168,24 @@ impl<'p> Scopes<'p> {
         Scopes(scopes)
     }
 
+    /// One alone.
+    pub fn of(scope: &'p Scope) -> Scopes<'p> {
+        let mut scopes = Scopes::default();
+        scopes.0[0] = Some(scope);
+        scopes
+    }
+
     fn iter(&self) -> impl DoubleEndedIterator<Item = &'p Scope> {
         self.0.iter().copied().flatten()
     }
 
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(Option::is_none)
+    }
+
+    /// Whether anything is counted over a day or longer.
+    pub fn count_windows(&self) -> bool {
+        self.iter().any(|scope| scope.day.is_some() || scope.budget.is_some())
     }
 
     /// Reserves `ask` in every scope, or nothing in any.

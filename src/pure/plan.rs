@@ -109,6 +109,8 @@ pub struct Plan {
     pub admin: Admin,
     pub state_dir: Option<String>,
     pub state_sync: Sync,
+    /// What happens to requests that are counted while the state cannot be written.
+    pub unwritten: Unwritten,
     pub fleet: Option<Fleet>,
     pub pools: Vec<Pool>,
     pub backends: Vec<Backend>,
@@ -309,7 +311,7 @@ impl Plan {
         scopes
             .flatten()
             .chain(by_model.map(|(_, scope)| scope))
-            .any(|scope| scope.day.is_some() || scope.budget.is_some())
+            .any(|scope| Scopes::of(scope).count_windows())
     }
 
     /// Names for `/v1/models`, in file order: every name and alias that some route may serve and

@@ -2,6 +2,7 @@
 //! told of them.
 
 use std::io::Write as _;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::{Call, Stop, Trip};
@@ -11,7 +12,7 @@ use crate::pure::answer::Refusal;
 use crate::pure::board::{Dry, ScopeKind};
 use crate::pure::fields::Own;
 use crate::pure::limit::{Amount, Denied, Grant, Quota, Quotas, Scopes, What};
-use crate::pure::plan::{Plan, Price, Reserve};
+use crate::pure::plan::{Plan, Price, Reserve, Unwritten};
 use crate::pure::units::{Instant, KeyId, ModelId, RouteId, TenantId};
 use crate::rt;
 
@@ -48,6 +49,13 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
     let scopes = who.scopes(&plan);
     if scopes.is_empty() {
         return Ok(());
+    }
+    if plan.unwritten == Unwritten::Refuse
+        && trip.shard.shared.unwritten.load(Ordering::Relaxed)
+        && scopes.count_windows()
+    {
+        let text = "What this request would use cannot be written down at the moment.";
+        return Err(Refusal::busy("state_not_written", text, Duration::from_secs(5)).into());
     }
     let ask = ask(trip, call, &plan, &scopes);
     let deadline = rt::now() + scopes.wait();

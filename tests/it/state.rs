@@ -109,6 +109,53 @@ fn a_file_that_cannot_be_trusted_is_neither_used_nor_touched() {
 }
 
 #[test]
+fn a_full_disk_is_said_and_loses_nothing_once_there_is_room_again() {
+    for unwritten in ["serve", "refuse"] {
+        let (backend, folder) = (Backend::kind(), Folder::new());
+        let folder_text = folder.0.join("state").display().to_string();
+        let state = format!("state: {{ dir: '{folder_text}', unwritten: {unwritten} }}\n");
+        let text = Setup::to(backend.url()).text();
+        let tenant = "reserve: none, budget: { tokens: 120, per: total }";
+        let text = text.replace("a: { }", &format!("a: {{ {tenant} }}"));
+        let mut gateway = Gateway::run(&(state + &text));
+        let size = |most| {
+            let limit = rustix::process::Rlimit { current: most, maximum: None };
+            rustix::process::prlimit(Some(gateway.pid()), rustix::process::Resource::Fsize, limit)
+                .expect("a child's limits are ours to set");
+        };
+        let mut served = u32::from(gateway.ask(chat()).status() == 200);
+        // Every write to a file fails from here on.
+        size(Some(0));
+        served += u32::from(gateway.ask(chat()).status() == 200);
+        gateway.said("state_not_written");
+        assert!(gateway.metric("forebay_state_failures_total", &[]) > 0.0);
+        if unwritten == "refuse" {
+            // Twenty tries to write are longer than it is borne with.
+            wait_for("a lasting failure", || {
+                (gateway.metric("forebay_state_failures_total", &[]) >= 20.0).then_some(())
+            });
+            let refused = gateway.ask(chat());
+            assert_eq!((refused.status(), &*refused.code()), (503, "state_not_written"));
+            assert_eq!(refused.head.field("retry-after"), Some("5"));
+        } else {
+            served += u32::from(gateway.ask(chat()).status() == 200);
+        }
+        assert!(served < 10, "{served}");
+        let before = gateway.metric("forebay_state_commits_total", &[]);
+        size(None);
+        gateway.said("state_written_again");
+        written(&gateway, before);
+        gateway.signal(Signal::KILL);
+        gateway.ended();
+        let gateway = budget(&backend, &folder, 10);
+        while gateway.ask(chat()).status() == 200 {
+            served += 1;
+        }
+        assert_eq!(served, 10, "{unwritten}");
+    }
+}
+
+#[test]
 fn without_a_place_to_keep_them_budgets_are_said_to_be_forgotten() {
     let backend = Backend::kind();
     let text = Setup::to(backend.url()).text();

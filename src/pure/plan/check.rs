@@ -691,6 +691,7 @@ fn assemble(
         admin: spec.admin.admin,
         state_dir: spec.state_dir,
         state_sync: spec.state_sync,
+        unwritten: spec.unwritten,
         fleet: spec.fleet.map(|(redis, name)| Fleet { redis, name: Arc::from(name) }),
         pools,
         backends,

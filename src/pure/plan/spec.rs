@@ -10,7 +10,7 @@ use super::problem::{Problem, Severity};
 use super::read::{Fields, Item, Named, Reader, shown};
 use super::terms::{
     Admission, Breaker, Gpu, Health, Kv, Limits, Priority, Promote, Queue, Reserve, Scrape, Sleep,
-    Sync, UnitSpec,
+    Sync, UnitSpec, Unwritten,
 };
 use super::tree::{self, Node, Pos, Value};
 use super::value::{self, Target};
@@ -27,6 +27,7 @@ pub(super) struct Spec {
     pub admin: AdminSpec,
     pub state_dir: Option<String>,
     pub state_sync: Sync,
+    pub unwritten: Unwritten,
     pub fleet: Option<(Secret, String)>,
     pub pools: Vec<PoolSpec>,
     pub models: Vec<ModelSpec>,
@@ -201,7 +202,7 @@ pub(super) fn read<'a>(r: &mut Reader<'a>, root: &'a Node) -> Option<Spec> {
     r.fields(&Item::root(root), |r, f| {
         let server = f.need(r, "server", "at least `server: { listen: \"0.0.0.0:8080\" }`", server);
         let admin = f.get(r, "admin", admin).unwrap_or_default();
-        let (state_dir, state_sync) = f.get(r, "state", state).unwrap_or_default();
+        let (state_dir, state_sync, unwritten) = f.get(r, "state", state).unwrap_or_default();
         let fleet = f.get(r, "fleet", fleet);
         let pools = f.need(r, "pools", "name at least one pool of backends", |r, item| {
             if matches!(&item.node.value, Value::Map(entries) if entries.is_empty()) {
@@ -240,6 +241,7 @@ pub(super) fn read<'a>(r: &mut Reader<'a>, root: &'a Node) -> Option<Spec> {
             admin,
             state_dir,
             state_sync,
+            unwritten,
             fleet,
             pools: pools.unwrap_or_default(),
             models: models.unwrap_or_default(),
@@ -505,13 +507,17 @@ fn admin_listen<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<AdminListen> 
     }
 }
 
-fn state<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<(Option<String>, Sync)> {
+fn state<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<(Option<String>, Sync, Unwritten)> {
     r.fields(item, |r, f| {
         let dir = f.get(r, "dir", Reader::text);
+        let unwritten = f.get(r, "unwritten", |r, item| {
+            let ways = [("serve", Unwritten::Serve), ("refuse", Unwritten::Refuse)];
+            r.choice(item, "way to go on", &ways)
+        });
         let sync = f.get(r, "sync", |r, item| {
             r.choice(item, "way to sync", &[("group", Sync::Group), ("always", Sync::Always)])
         });
-        Some((dir, sync.unwrap_or_default()))
+        Some((dir, sync.unwrap_or_default(), unwritten.unwrap_or_default()))
     })
 }
 

@@ -229,6 +229,17 @@ pub struct Fleet {
     pub name: Arc<str>,
 }
 
+/// What happens to requests under a day's limit or a budget while what they use cannot be written to
+/// `state.dir`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unwritten {
+    /// They are served and counted in memory.
+    #[default]
+    Serve,
+    /// They are refused once it has lasted for a while.
+    Refuse,
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sync {
     /// fsync every 50 ms.

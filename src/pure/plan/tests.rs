@@ -249,6 +249,21 @@ fn what_is_not_acted_on_is_said() {
 }
 
 #[test]
+fn a_price_is_exact_and_a_part_of_a_nano_dollar_is_one() {
+    let price = Price {
+        input: NanoUsd(500_000_000),
+        cached: NanoUsd(50_000_000),
+        output: NanoUsd(1_500_000_000),
+    };
+    assert_eq!(price.of(1_000_000, 0, 0), 500_000_000);
+    assert_eq!(price.of(1_000, 400, 10), 600 * 500 + 400 * 50 + 10 * 1_500);
+    assert_eq!(price.of(1_000, 2_000, 0), 1_000 * 50, "no more is cached than there is");
+    let cheap = Price { input: NanoUsd(1), cached: NanoUsd(0), output: NanoUsd(0) };
+    assert_eq!([cheap.of(1, 0, 0), cheap.of(1_000_001, 0, 0), cheap.of(9, 9, 9)], [1, 2, 0]);
+    assert_eq!(price.of(u64::MAX, 0, u64::MAX), u64::MAX);
+}
+
+#[test]
 fn advice_for_what_is_allowed_and_hardly_meant() {
     let advice = |text: &str| -> Vec<String> {
         good(text)
