@@ -43,7 +43,7 @@ use crate::pure::plan::{AdminListen, Plan, Problem};
 use crate::pure::units::ShardId;
 use crate::shard::{Phase, Shared};
 use crate::store::Store;
-use crate::{rt, store};
+use crate::{fleet, rt, store};
 
 /// What the admin port looks at and whom it tells.
 pub struct Desk {
@@ -170,6 +170,10 @@ async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
             reloads_in_force: desk.reloads.in_force.load(Ordering::Relaxed),
             reloads_refused: desk.reloads.refused.load(Ordering::Relaxed),
             panics: rt::PANICS.load(Ordering::Relaxed),
+            fleet: plan.fleet.as_ref().map(|_| {
+                let leases = fleet::LEASES.load(Ordering::Relaxed);
+                (fleet::UP.load(Ordering::Relaxed), leases)
+            }),
             budgets: budgets(&plan, &desk.shared.windows.load()),
             state_commits: store::COMMITS.load(Ordering::Relaxed),
             state_failures: store::FAILURES.load(Ordering::Relaxed),

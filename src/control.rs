@@ -29,6 +29,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::admin::{self, Books, Desk, Order, Reloaded, Reloads};
 use crate::export::AccessLog;
+use crate::fleet::Fleet;
 use crate::meter::events::{self, Level, say};
 use crate::meter::{Catalog, Meter};
 use crate::pure::board::Registry;
@@ -369,6 +370,10 @@ async fn control(
     let start =
         |store: &Arc<Store>| Arc::clone(store).start(Arc::clone(&shared), Arc::clone(&catalog));
     let writer = claims.store.as_ref().map(start).transpose()?;
+    let fleet = match &plan.fleet {
+        Some(_) => Some(Fleet::start(Arc::clone(&shared))?),
+        None => None,
+    };
     let driver = claims.driver;
     let shards: Vec<_> = (0..).map(ShardId).zip(claims.cpus).zip(claims.listeners).collect();
     let count = shards.len();
@@ -491,6 +496,9 @@ async fn control(
         }
     }
 
+    if let Some(fleet) = fleet {
+        fleet.finish();
+    }
     if let Some(writer) = writer {
         writer.finish();
     }
@@ -803,6 +811,7 @@ fn restart_needed(old: &Plan, new: &Plan) -> Vec<&'static str> {
         ("server.gpu_cpu", old.server.gpu_cpu != new.server.gpu_cpu),
         ("admin.listen", old.admin.listen != new.admin.listen),
         ("state.dir", old.state_dir != new.state_dir),
+        ("fleet", old.fleet.is_none() && new.fleet.is_some()),
     ];
     changed.into_iter().filter(|(_, changed)| *changed).map(|(field, _)| field).collect()
 }

@@ -53,6 +53,7 @@ pub mod cli;
 pub mod client;
 pub mod control;
 pub mod export;
+pub mod fleet;
 pub mod meter;
 pub mod mock;
 pub mod pool;

@@ -195,13 +195,13 @@ mod tests {
             let names = Names::new(scripted);
             let both = plan(&["up", "stuck", "late", "127.0.0.1"]);
             let missing = names.refresh(&both, Duration::from_millis(20)).await;
-            assert_eq!(missing, ["late".into(), "stuck".into()]);
+            assert_eq!(missing, [Box::<str>::from("late"), Box::from("stuck")]);
             assert_eq!(names.news().map(|known| known.len()), Some(1));
             assert_eq!(names.news(), None);
 
             TURN.store(1, Ordering::Relaxed);
             let missing = names.refresh(&both, Duration::from_millis(500)).await;
-            assert_eq!(missing, ["stuck".into()]);
+            assert_eq!(missing, [Box::<str>::from("stuck")]);
             let known = names.known();
             assert_eq!(known["up"], [IpAddr::from([10, 0, 0, 1])]);
             assert_eq!(known["late"], [IpAddr::from([10, 0, 0, 2])]);

@@ -29,6 +29,8 @@ pub struct Facts<'a> {
     pub panics: u64,
     /// Tenants with a budget, and which share of it is spent.
     pub budgets: Vec<(Arc<str>, f64)>,
+    /// Whether the fleet's Redis answers, and what was leased from it; `None` without a fleet.
+    pub fleet: Option<(bool, u64)>,
     /// Of the store: groups written, and attempts that failed.
     pub state_commits: u64,
     pub state_failures: u64,
@@ -247,6 +249,12 @@ fn gateway(page: &mut Page, facts: &Facts) {
     page.head("forebay_budget_spent_ratio", GAUGE, "Share of the budget spent or held.");
     for (tenant, share) in &facts.budgets {
         page.line("forebay_budget_spent_ratio", &[("tenant", tenant)], share);
+    }
+    if let Some((up, leases)) = facts.fleet {
+        page.head("forebay_fleet_up", GAUGE, "Whether the fleet's Redis answers.");
+        page.line("forebay_fleet_up", &[], u8::from(up));
+        page.head("forebay_fleet_leases_total", COUNTER, "Blocks leased from the fleet.");
+        page.line("forebay_fleet_leases_total", &[], leases);
     }
     page.head("forebay_state_commits_total", COUNTER, "Groups of counters written to state.dir.");
     page.line("forebay_state_commits_total", &[], facts.state_commits);
@@ -533,6 +541,7 @@ mod tests {
             reloads_refused: 0,
             panics: 0,
             budgets: vec![(Arc::from("a"), 0.25)],
+            fleet: Some((true, 3)),
             state_commits: 0,
             state_failures: 0,
             records_unwritten: 0,

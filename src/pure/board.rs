@@ -9,6 +9,7 @@
 //! What is taken comes back exactly once: [`Slot`], [`Hold`] and [`Held`] give back on drop, so a
 //! panic, an abort and a normal end are the same to the board.
 
+mod lease;
 mod reservoir;
 
 use std::collections::HashMap;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 use foldhash::fast::FixedState;
 
+pub use lease::{Allowance, Lease};
 pub use reservoir::{AMOUNT_MAX, Calendar, Dry, Rate, Reservoir, Resource, Ring};
 
 use crate::pure::units::Series;
@@ -187,6 +189,8 @@ pub struct LimitRow {
     pub money: [Calendar; 4],
     /// Tokens within the budget's window, by kind of window.
     pub budget_tokens: [Calendar; 4],
+    /// For each calendar what the fleet allows, as [`LimitRow::calendars`] numbers them.
+    pub allowances: [Allowance; 9],
     /// A calendar has changed since the store last looked.
     dirty: AtomicBool,
 }
@@ -204,6 +208,7 @@ impl LimitRow {
             day: Calendar::default(),
             money: Default::default(),
             budget_tokens: Default::default(),
+            allowances: Default::default(),
             dirty: AtomicBool::new(false),
         }
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use foldhash::fast::FixedState;
 
-use crate::pure::board::{Calendar, Dry, LimitRow, Rate, Resource, ScopeKind};
+use crate::pure::board::{Allowance, Calendar, Dry, LimitRow, Rate, Resource, ScopeKind};
 use crate::pure::units::{Instant, Series};
 
 /// Limits of one scope, as the plan has them.
@@ -353,16 +353,46 @@ impl Scope {
             let limit = limit(cap)?;
             Some((if cap.soft { u64::MAX } else { limit }, cap.per))
         };
-        let booking = |what, limit: Option<(u64, Per)>, calendar, amount| {
-            limit.map(|(limit, per)| Booking { what, limit, per, calendar, amount })
+        let booking = |what, limit: Option<(u64, Per)>, number: usize, calendar, amount| {
+            let allowance = &row.allowances[number];
+            limit.map(|(limit, per)| Booking { what, limit, per, calendar, allowance, amount })
         };
         [
-            booking(What::Day, day, &row.day, amount.tokens()),
-            booking(What::Budget, cap(|cap| cap.nano), &row.money[per], amount.nano),
-            booking(What::Budget, cap(|cap| cap.tokens), &row.budget_tokens[per], amount.tokens()),
+            booking(What::Day, day, 0, &row.day, amount.tokens()),
+            booking(What::Budget, cap(|cap| cap.nano), 1 + per, &row.money[per], amount.nano),
+            booking(
+                What::Budget,
+                cap(|cap| cap.tokens),
+                5 + per,
+                &row.budget_tokens[per],
+                amount.tokens(),
+            ),
         ]
         .into_iter()
         .flatten()
+    }
+
+    /// Every rate in force, with its resource and its name for the life of the fleet's keys.
+    pub fn rates(&self) -> impl Iterator<Item = (&'static str, Rate, &Resource)> {
+        let row = &*self.row;
+        let rate = |name, rate: &Option<Rate>, resource| (*rate).map(|rate| (name, rate, resource));
+        [
+            rate("rpm", &self.requests, &row.requests),
+            rate("tpm", &self.tokens, &row.tokens),
+            rate("itpm", &self.input, &row.input),
+            rate("otpm", &self.output, &row.output),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
+    /// Every calendar window in force: the calendar's number, its limit and its kind of window.
+    pub fn windows(&self) -> impl Iterator<Item = (usize, u64, Per)> {
+        let day = self.day.map(|limit| (0, limit, Per::Day));
+        let per = self.budget.map_or(0, |cap| cap.per as usize);
+        let money = self.budget.and_then(|cap| Some((1 + per, cap.nano?, cap.per)));
+        let tokens = self.budget.and_then(|cap| Some((5 + per, cap.tokens?, cap.per)));
+        [day, money, tokens].into_iter().flatten()
     }
 
     fn denied(&self, what: What, limit: u64, dry: Dry) -> Denied {
@@ -381,10 +411,13 @@ impl Scope {
                 .map_err(|dry| self.denied(draw.what, draw.rate.limit(), dry))?;
         }
         for booking in self.bookings(ask) {
-            let used = booking.calendar.used(windows.number(booking.per));
+            let number = windows.number(booking.per);
+            let used = booking.calendar.used(number);
+            let limit = booking.allowance.limit(number, booking.limit);
             // Who has spent it all is refused even when this request is free.
-            if used.saturating_add(booking.amount) > booking.limit || used >= booking.limit {
-                return Err(self.denied(booking.what, booking.limit, booking.dry(now, windows)));
+            if used.saturating_add(booking.amount) > limit || used >= limit {
+                let dry = booking.dry(used, now, windows);
+                return Err(self.denied(booking.what, booking.limit, dry));
             }
         }
         Ok(())
@@ -407,8 +440,9 @@ impl Scope {
             for booking in self.bookings(ask) {
                 let number = windows.number(booking.per);
                 self.row.touch();
-                if !booking.calendar.take(number, booking.amount, booking.limit) {
-                    let dry = booking.dry(now, windows);
+                let limit = booking.allowance.limit(number, booking.limit);
+                if !booking.calendar.take(number, booking.amount, limit) {
+                    let dry = booking.dry(booking.calendar.used(number), now, windows);
                     return Err(self.denied(booking.what, booking.limit, dry));
                 }
                 booked += 1;
@@ -472,12 +506,19 @@ struct Booking<'a> {
     limit: u64,
     per: Per,
     calendar: &'a Calendar,
+    allowance: &'a Allowance,
     amount: u64,
 }
 
 impl Booking<'_> {
-    /// How long it will not fit.
-    fn dry(&self, now: Instant, windows: &Windows) -> Dry {
+    /// How long it will not fit where `used` is used.
+    fn dry(&self, used: u64, now: Instant, windows: &Windows) -> Dry {
+        if used.saturating_add(self.amount) <= self.limit
+            && used < self.limit
+            && let Some(dry) = self.allowance.want(self.amount)
+        {
+            return dry;
+        }
         match windows.left(self.per, now) {
             Some(left) if self.amount <= self.limit => Dry::For(left),
             _ => Dry::Never,

@@ -39,7 +39,6 @@ use crate::pure::units::{BackendId, KeyId, ModelId, NanoUsd, PoolId, RouteId, Se
 const NOT_YET: &[NotYet] = &[
     NotYet::ignored("server.gpu_cpu", &["auto"]),
     NotYet::ignored("state.sync", &["group"]),
-    NotYet::limit("fleet"),
     NotYet::ignored("pools.*.dialect", &["openai"]),
     NotYet::ignored("pools.*.breaker", &[]),
     NotYet::ignored("pools.*.health", &[]),
@@ -300,18 +299,20 @@ impl Plan {
         ])
     }
 
-    /// Whether anything is counted over a day or longer.
-    pub fn counts_windows(&self) -> bool {
+    /// Every scope that is limited.
+    pub fn all_scopes(&self) -> impl Iterator<Item = &Scope> {
         let scopes = (self.keys.iter().map(|key| &key.limits))
             .chain(self.tenants.iter().map(|tenant| &tenant.limits))
             .chain(self.routes.iter().map(|route| &route.limits))
             .chain(self.models.iter().map(|model| &model.limits))
             .chain([&self.global]);
         let by_model = self.tenants.iter().flat_map(|tenant| &tenant.model_limits);
-        scopes
-            .flatten()
-            .chain(by_model.map(|(_, scope)| scope))
-            .any(|scope| Scopes::of(scope).count_windows())
+        scopes.flatten().chain(by_model.map(|(_, scope)| scope))
+    }
+
+    /// Whether anything is counted over a day or longer.
+    pub fn counts_windows(&self) -> bool {
+        self.all_scopes().any(|scope| Scopes::of(scope).count_windows())
     }
 
     /// Names for `/v1/models`, in file order: every name and alias that some route may serve and

@@ -59,6 +59,7 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
     }
     let ask = ask(trip, call, &plan, &scopes);
     let deadline = rt::now() + scopes.wait();
+    let asked = rt::now() + ASKED_MAX;
     loop {
         let windows = **trip.shard.shared.windows.load();
         let now = rt::now();
@@ -75,10 +76,17 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
             Err(denied) if denied.what == What::Concurrency && now < deadline => {
                 super::park(trip, client, deadline).await?;
             }
+            Err(denied) if denied.dry == Dry::Asked && now < asked => {
+                super::park(trip, client, now + ASK_AGAIN).await?;
+            }
             Err(denied) => return Err(refusal(&denied, ask).into()),
         }
     }
 }
+
+/// How long the fleet has to answer, and how often a request looks whether it has.
+const ASKED_MAX: Duration = Duration::from_millis(250);
+const ASK_AGAIN: Duration = Duration::from_millis(2);
 
 /// What is reserved before anything is known: the prompt as estimated, and the answer as long as
 /// most have been, or as long as it may be.
@@ -249,7 +257,11 @@ fn refusal(denied: &Denied, ask: Amount) -> Refusal {
             );
             Refusal::invalid(400, text).code("request_too_large")
         }
-        Dry::For(wait) => {
+        Dry::For(_) | Dry::Asked => {
+            let wait = match denied.dry {
+                Dry::For(wait) => wait,
+                _ => Duration::from_secs(1),
+            };
             let mut after = Vec::new();
             push_duration(&mut after, wait);
             let after = String::from_utf8_lossy(&after);

@@ -5,6 +5,7 @@
 //! depends on another: they run side by side.
 
 mod bodies;
+mod fleet;
 mod harness;
 mod keys;
 mod leaving;

@@ -75,6 +75,7 @@ const ORDER: &[&str] = &[
     "pool",
     "shard",
     "store",
+    "fleet",
     "export",
     "admin",
     "control",

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 
+use super::lease::Lease;
 use crate::pure::units::Instant;
 
 /// Time is kept in sixteenths of a nanosecond, so that a token of a large limit, which takes less
@@ -63,6 +64,14 @@ impl Rate {
         self.strict
     }
 
+    /// This share of it, at least one.
+    pub fn share(&self, share: f64) -> Rate {
+        // Limits are below 2^50, so nothing is lost that matters.
+        let part = |amount: u64| ((amount as f64 * share) as u64).max(1);
+        let window = Duration::from_nanos(self.window / FINE);
+        Rate::new(part(self.limit), window, Some(part(self.burst)), false)
+    }
+
     pub fn window(&self) -> Duration {
         Duration::from_nanos(self.window / FINE)
     }
@@ -87,6 +96,8 @@ pub enum Dry {
     For(Duration),
     /// It is more than the reservoir can ever hold.
     Never,
+    /// Not here; the fleet is being asked, and answers within milliseconds.
+    Asked,
 }
 
 /// One limit's word. What it means is said by a [`Rate`], which each caller brings along.
@@ -337,11 +348,13 @@ fn slot(part: u64) -> usize {
     (part % SLOTS as u64) as usize
 }
 
-/// One limited resource of one scope: a reservoir, and a ring for as long as its limit is strict.
+/// One limited resource of one scope: a reservoir, a ring for as long as its limit is strict, or a
+/// lease for as long as it is shared with a fleet.
 #[derive(Debug, Default)]
 pub struct Resource {
     reservoir: Reservoir,
     ring: OnceLock<Box<Ring>>,
+    pub lease: Lease,
 }
 
 impl Resource {
@@ -354,10 +367,22 @@ impl Resource {
     /// # Errors
     /// [`Dry`]; then nothing has changed.
     pub fn take(&self, rate: &Rate, now: Instant, amount: u64) -> Result<(), Dry> {
+        if self.lease.is_on() {
+            if amount > rate.most() {
+                return Err(Dry::Never);
+            }
+            return self.lease.take(now, amount);
+        }
         if rate.strict {
             return self.ring().take(rate, now, amount);
         }
         self.reservoir.take(rate, now, amount, amount).map(drop)
+    }
+
+    /// Draws up to `most` for a lease from this gateway's own reservoir: the share that it may use
+    /// while the fleet cannot be asked.
+    pub fn take_share(&self, rate: &Rate, now: Instant, most: u64) -> u64 {
+        self.reservoir.take(rate, now, 1, most).unwrap_or(0)
     }
 
     /// Whether [`Resource::take`] would succeed now.
@@ -365,6 +390,12 @@ impl Resource {
     /// # Errors
     /// [`Dry`].
     pub fn peek(&self, rate: &Rate, now: Instant, amount: u64) -> Result<(), Dry> {
+        if self.lease.is_on() {
+            if amount > rate.most() {
+                return Err(Dry::Never);
+            }
+            return self.lease.peek(now, amount);
+        }
         if rate.strict {
             return self.ring().peek(rate, now, amount);
         }
@@ -373,6 +404,9 @@ impl Resource {
 
     /// Replaces `reserved`, which was drawn at `drawn`, by `actual`.
     pub fn settle(&self, rate: &Rate, drawn: Instant, now: Instant, reserved: u64, actual: u64) {
+        if self.lease.is_on() {
+            return self.lease.settle(reserved, actual);
+        }
         let (unused, beyond) = (reserved.saturating_sub(actual), actual.saturating_sub(reserved));
         match (rate.strict, unused, beyond) {
             (_, 0, 0) => {}
@@ -385,11 +419,18 @@ impl Resource {
 
     /// What could be drawn now.
     pub fn left(&self, rate: &Rate, now: Instant) -> u64 {
-        if rate.strict { self.ring().left(rate, now) } else { self.reservoir.left(rate, now) }
+        match (self.lease.is_on(), rate.strict) {
+            (true, _) => self.lease.left().min(rate.most()),
+            (false, true) => self.ring().left(rate, now),
+            (false, false) => self.reservoir.left(rate, now),
+        }
     }
 
     /// Until all of it could be drawn again, if nobody draws.
     pub fn refills_in(&self, rate: &Rate, now: Instant) -> Duration {
+        if self.lease.is_on() {
+            return coarse(rate.span(rate.most() - self.left(rate, now)));
+        }
         if rate.strict {
             return self.ring().wait(rate, now, rate.limit);
         }

@@ -52,6 +52,20 @@ pub(super) fn plan(
     if !r.problems.is_empty() {
         return None;
     }
+    let strict = |limits: &Limits| limits.strict == Some(true);
+    let tiers = spec.tiers.iter().map(|tier| &tier.limits);
+    let tenants = spec.tenants.iter().flat_map(|tenant| {
+        tenant.rate_limit.iter().chain(tenant.model_limits.iter().map(|(_, limits)| limits))
+    });
+    let rest = (spec.keys.iter().filter_map(|key| key.rate_limit.as_ref()))
+        .chain(spec.routes.iter().filter_map(|route| route.rate_limit.as_ref()))
+        .chain(spec.models.iter().filter_map(|model| model.rate_limit.as_ref()))
+        .chain(&spec.global);
+    if spec.fleet.is_some() && tiers.chain(tenants).chain(rest).any(strict) {
+        let message = "NOT ENFORCED as `strict`: limits that a fleet shares may give a full burst \
+                       behind a full minute";
+        r.notice(Pos::START, "fleet", message.to_owned(), Severity::UnenforcedLimit);
+    }
     let notices = std::mem::take(&mut r.notices);
     let assembled = room(registry, &spec, &models.implicit)
         .and_then(|()| assemble(spec, models.implicit, links, registry));
@@ -692,7 +706,7 @@ fn assemble(
         state_dir: spec.state_dir,
         state_sync: spec.state_sync,
         unwritten: spec.unwritten,
-        fleet: spec.fleet.map(|(redis, name)| Fleet { redis, name: Arc::from(name) }),
+        fleet: spec.fleet.map(|(redis, name, share)| Fleet { redis, name: Arc::from(name), share }),
         pools,
         backends,
         models,

@@ -28,7 +28,7 @@ pub(super) struct Spec {
     pub state_dir: Option<String>,
     pub state_sync: Sync,
     pub unwritten: Unwritten,
-    pub fleet: Option<(Secret, String)>,
+    pub fleet: Option<(Secret, String, f64)>,
     pub pools: Vec<PoolSpec>,
     pub models: Vec<ModelSpec>,
     pub routes: Vec<RouteSpec>,
@@ -521,10 +521,11 @@ fn state<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<(Option<String>, Syn
     })
 }
 
-fn fleet<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<(Secret, String)> {
+fn fleet<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<(Secret, String, f64)> {
     r.fields(item, |r, f| {
         let redis = f.need(r, "redis", "as in `redis://10.0.0.5:6379`", Reader::text);
         let name = f.need(r, "name", "what this gateway is called among the others", Reader::name);
-        Some((Secret::new(redis?), name?))
+        let share = f.get(r, "share", Reader::ratio);
+        Some((Secret::new(redis?), name?, share.unwrap_or(0.1)))
     })
 }

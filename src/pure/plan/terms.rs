@@ -227,6 +227,8 @@ pub struct Fleet {
     /// May hold a password.
     pub redis: Secret,
     pub name: Arc<str>,
+    /// Of each limit, what this gateway may use by itself while Redis cannot be reached, 0 to 1.
+    pub share: f64,
 }
 
 /// What happens to requests under a day's limit or a budget while what they use cannot be written to

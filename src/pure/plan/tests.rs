@@ -227,7 +227,6 @@ fn what_is_not_acted_on_is_said() {
         "ignored routes[1].units",
         "ignored tenants.acme.regions",
         "ignored tiers.free.priority",
-        "unenforced-limit fleet",
         "unenforced-limit routes[1].admission",
     ];
     assert_eq!(said, expected);
@@ -483,7 +482,7 @@ fn plain_words_keep_their_spelling() {
         (&*backend.name, backend.version.as_deref(), backend.region.as_deref()),
         ("012", Some("1.10"), Some("no"))
     );
-    assert_eq!(backend.tags, ["true".into(), "1e3".into()]);
+    assert_eq!(backend.tags, [Box::<str>::from("true"), Box::from("1e3")]);
     let on = |_: &str| -> Option<&[u8]> { Some(b"true") };
     assert_eq!(plan.route(Some("big"), Some("big"), "/v1/chat/completions", &on), Some(RouteId(0)));
 }

@@ -102,7 +102,7 @@ fn what_is_said_to_be_waited_for_is_there_after_the_wait_and_not_before() {
             let amount = 1 + rng.below(rate.limit());
             match reservoir.take(&rate, at(now), amount, amount) {
                 Ok(got) => assert_eq!(got, amount),
-                Err(Dry::Never) => panic!("it fits"),
+                Err(Dry::Never | Dry::Asked) => panic!("it fits"),
                 Err(Dry::For(wait)) => {
                     assert!(wait <= MINUTE, "never longer than a window: {wait:?}");
                     let wait = wait.as_nanos() as u64;
