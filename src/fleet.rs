@@ -226,8 +226,11 @@ impl Member {
         share: f64,
     ) -> Result<(), RedisError> {
         for (name, rate, resource) in scope.rates() {
-            let key = key(scope, name);
             let lease = &resource.lease;
+            if !lease.stirs() && self.owed.is_empty() {
+                continue;
+            }
+            let key = key(scope, name);
             let wanted = lease.wanted();
             let (block, idle) = self.pace(&key, lease.spent(), rate.most(), wanted);
             let credit = lease.credit();
@@ -326,9 +329,12 @@ impl Member {
             let wanted = allowance.wanted();
             let most = allowance.most();
             let held = most.saturating_sub(used);
-            let key = format!("{}:{window}", key(scope, &number.to_string()));
-            // A debt: settled beyond what was allowed.
+            // A debt: settled beyond what was allowed, or counted without a limit.
             let debt = used.saturating_sub(most);
+            if wanted <= held && debt == 0 && self.owed.is_empty() {
+                continue;
+            }
+            let key = format!("{}:{window}", key(scope, &number.to_string()));
             let Some(redis) = link.as_mut() else {
                 let own = (limit as f64 * share) as u64;
                 let taken = self.owed.get(&key).copied().unwrap_or(0);

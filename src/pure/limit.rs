@@ -316,13 +316,16 @@ impl Scope {
     /// tokens. `None` without a budget.
     pub fn spent(&self, windows: &Windows) -> Option<f64> {
         let cap = self.budget?;
-        let (number, per) = (windows.number(cap.per), cap.per as usize);
+        let (window, per) = (windows.number(cap.per), cap.per as usize);
         let share = |calendar: &Calendar, limit: Option<u64>| {
             // Both are below 2^56; a share needs no more than the 53 bits that are kept.
-            limit.map_or(0.0, |limit| calendar.used(number) as f64 / (limit as f64).max(1.0))
+            limit.map_or(0.0, |limit| calendar.used(window) as f64 / (limit as f64).max(1.0))
         };
         let money = share(&self.row.money[per], cap.nano);
-        Some(money.max(share(&self.row.budget_tokens[per], cap.tokens)))
+        let own = money.max(share(&self.row.budget_tokens[per], cap.tokens));
+        // Others of a fleet may have spent what this gateway has not.
+        let gone = [1 + per, 5 + per].map(|number| self.row.allowances[number].is_gone(window));
+        Some(if gone.contains(&true) { own.max(1.0) } else { own })
     }
 
     /// What `amount` draws from reservoirs.

@@ -165,6 +165,32 @@ fn a_budget_is_shared_and_survives_members_that_are_killed() {
 }
 
 #[test]
+fn a_budget_that_one_has_spent_turns_all_of_them_to_the_cheaper_model() {
+    let Some(redis) = Redis::start() else { return };
+    let backend = Backend::kind();
+    let budget = "reserve: none, budget: { tokens: 30, per: day, over: downgrade, to: small }";
+    let text = Setup::to(backend.url()).text().replace("  m: { }", "  m: { }\n  small: { }");
+    let text = text.replace("model: [m]", "model: [m, small]");
+    let text = text.replace("a: { }", &format!("a: {{ {budget} }}"));
+    let gateways = ["one", "two"].map(|name| {
+        let url = format!("redis://127.0.0.1:{}", redis.port);
+        Gateway::run(&format!("fleet: {{ redis: '{url}', name: {name} }}\n{text}"))
+    });
+    for gateway in &gateways {
+        gateway.reaches("forebay_fleet_up", &[], 1.0);
+    }
+    let downgraded = |gateway: &Gateway| {
+        let answer = gateway.ask(chat());
+        assert_eq!(answer.status(), 200, "{}", answer.text());
+        answer.head.field("x-forebay-fallback").is_some()
+    };
+    wait_for("the first to be over", || downgraded(&gateways[0]).then_some(()));
+    // The second learns of it with the first answer that it has to count.
+    wait_for("the second to know", || downgraded(&gateways[1]).then_some(()));
+    assert!(backend.count() < 20, "{}", backend.count());
+}
+
+#[test]
 fn without_redis_each_has_its_share_and_what_that_was_is_charged_later() {
     let Some(mut redis) = Redis::start() else { return };
     let backend = Backend::kind();

@@ -84,6 +84,11 @@ impl Lease {
 
     // ---- for the thread that asks
 
+    /// Whether there is anything to look after: credit, a debt, or a wish.
+    pub fn stirs(&self) -> bool {
+        self.credit.load(Ordering::Acquire) != 0 || self.wanted.load(Ordering::Acquire) != 0
+    }
+
     pub fn credit(&self) -> i64 {
         self.credit.load(Ordering::Acquire)
     }
@@ -142,8 +147,12 @@ impl Allowance {
         self.on.load(Ordering::Acquire)
     }
 
-    /// The limit that holds here: `limit`, or what the fleet allows of it in this window.
+    /// The limit that holds here: `limit`, or what the fleet allows of it in this window. What has no
+    /// limit is counted and needs no allowance.
     pub fn limit(&self, window: u64, limit: u64) -> u64 {
+        if limit == u64::MAX {
+            return limit;
+        }
         match (self.is_on(), self.window.load(Ordering::Acquire) == window) {
             (false, _) => limit,
             (true, true) => self.most.load(Ordering::Acquire).min(limit),
@@ -159,6 +168,13 @@ impl Allowance {
         }
         self.wanted.fetch_max(amount.max(1), Ordering::AcqRel);
         Some(Dry::Asked)
+    }
+
+    /// Whether the fleet has given all of `window` away.
+    pub fn is_gone(&self, window: u64) -> bool {
+        self.is_on()
+            && self.gone.load(Ordering::Relaxed)
+            && self.window.load(Ordering::Acquire) == window
     }
 
     // ---- for the thread that asks
