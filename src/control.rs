@@ -9,7 +9,6 @@
 //! own.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -35,11 +34,12 @@ use crate::meter::{Catalog, Meter};
 use crate::pure::board::Registry;
 use crate::pure::limit::Windows;
 use crate::pure::plan::{AdminListen, MadeKeys, Plan, Severity};
-use crate::pure::units::{Series, ShardId};
+use crate::pure::units::ShardId;
 use crate::rt::Driver;
 use crate::shard::{self, Phase, Setup, Shared};
 use crate::store::{Store, Unusable};
 
+mod alarms;
 mod cpus;
 mod host;
 mod names;
@@ -47,6 +47,7 @@ mod source;
 
 pub use source::{Loaded, NoPlan, Source};
 
+use alarms::Alarms;
 use host::{HandedOver, Obstacle};
 use names::Names;
 
@@ -533,37 +534,6 @@ fn follow_calendar(shared: &Shared) {
     let next = Windows::at(unix_seconds() as u64, crate::rt::now()).not_before(**known);
     if next.differ(&known) {
         shared.windows.store(Arc::new(next));
-    }
-}
-
-/// Shares of a budget at which its spending is said.
-const ALARMS: [f64; 3] = [0.5, 0.8, 1.0];
-
-/// Which alarms were raised, by tenant and the budget's window.
-#[derive(Default)]
-struct Alarms(HashMap<(Series, u64), usize>);
-
-impl Alarms {
-    /// Says what has been passed since the last look.
-    fn look(&mut self, plan: &Plan, windows: &Windows) {
-        for tenant in &plan.tenants {
-            let Some(scope) = &tenant.limits else { continue };
-            let Some((spent, cap)) = scope.spent(windows).zip(scope.budget) else { continue };
-            let passed = ALARMS.iter().filter(|&&share| spent >= share).count();
-            let window = (tenant.series, windows.number(cap.per));
-            if passed == self.0.get(&window).copied().unwrap_or(0) {
-                continue;
-            }
-            // Windows that are over are forgotten with the first alarm of the next.
-            self.0.retain(|&(series, number), _| series != window.0 || number == window.1);
-            let before = self.0.insert(window, passed).unwrap_or(0);
-            if passed > before {
-                let share = (spent * 100.0).floor();
-                let fields: [(&str, &dyn fmt::Display); 2] =
-                    [("tenant", &tenant.name), ("per_cent", &share)];
-                say(Level::Warn, "budget", &fields);
-            }
-        }
     }
 }
 

@@ -21,10 +21,12 @@
 //! - One request sees one [`pure::plan::Plan`], whatever is reloaded meanwhile.
 //! - A request is settled and recorded exactly once, also when it is aborted or panics.
 //! - An answer that broke off never looks finished to the client.
+//! - All limits that apply allow a request, or nothing is taken of any; what was taken is settled once.
 //! - A shard takes no lock, waits for no file and resolves no name.
 //! - Nothing that a client sends becomes a metric label or an unescaped log field.
 //!
-//! Deliberately absent: trait objects on the data path, a connection shared between shards,
+//! Deliberately absent: trait objects on the data path (the runtime's own futures in [`rt`] aside), a
+//! connection shared between shards,
 //! retries behind the client's back once something counted.
 
 pub mod pure {

@@ -8,14 +8,17 @@
 //! Nothing here keeps state beyond [`History`]: the words are on the board, so that limits are exact
 //! over all shards.
 
-use std::collections::HashMap;
+mod history;
+mod windows;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use foldhash::fast::FixedState;
+pub use history::History;
+pub use windows::{Per, Windows};
 
 use crate::pure::board::{Allowance, Calendar, Dry, LimitRow, Rate, Resource, ScopeKind};
-use crate::pure::units::{Instant, Series};
+use crate::pure::units::Instant;
 
 /// Limits of one scope, as the plan has them.
 #[derive(Clone, Debug)]
@@ -43,103 +46,6 @@ pub struct Cap {
     pub per: Per,
     /// Over it, requests go on (to a cheaper model, say): they are counted and not refused.
     pub soft: bool,
-}
-
-/// A calendar window in UTC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Per {
-    Day,
-    /// From Monday on.
-    Week,
-    Month,
-    /// Since the beginning.
-    Total,
-}
-
-/// The calendar windows that it is now, and when each ends. Numbers never go back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Windows {
-    numbers: [u64; 3],
-    ends: [Instant; 3],
-}
-
-impl Windows {
-    /// By a wall clock that shows `unix` (seconds since 1970, UTC) at `now`.
-    pub fn at(unix: u64, now: Instant) -> Windows {
-        const DAY: u64 = 86_400;
-        let day = unix / DAY;
-        // 1970-01-01 was a Thursday: Mondays are the days d with (d + 3) % 7 == 0.
-        let week = (day + 3) / 7;
-        let (year, month) = civil(day);
-        let month = year * 12 + month - 1;
-        let month_end = days_before(month / 12 + u64::from(month % 12 == 11), (month + 1) % 12 + 1);
-        let end = |day: u64| now + Duration::from_secs((day * DAY).saturating_sub(unix));
-        Windows {
-            numbers: [day, week, month],
-            ends: [end(day + 1), end((week + 1) * 7 - 3), end(month_end)],
-        }
-    }
-
-    /// The number of the window that it is now.
-    pub fn number(&self, per: Per) -> u64 {
-        match per {
-            Per::Day => self.numbers[0],
-            Per::Week => self.numbers[1],
-            Per::Month => self.numbers[2],
-            Per::Total => 0,
-        }
-    }
-
-    /// Until the window ends; `None` if it never does.
-    pub fn left(&self, per: Per, now: Instant) -> Option<Duration> {
-        match per {
-            Per::Day => Some(self.ends[0].since(now)),
-            Per::Week => Some(self.ends[1].since(now)),
-            Per::Month => Some(self.ends[2].since(now)),
-            Per::Total => None,
-        }
-    }
-
-    /// Whether another window has begun, or ends at another moment by more than clocks jitter.
-    pub fn differ(&self, other: &Windows) -> bool {
-        let apart = |(a, b): (&Instant, &Instant)| a.since(*b).max(b.since(*a)).as_secs() >= 2;
-        self.numbers != other.numbers || self.ends.iter().zip(&other.ends).any(apart)
-    }
-
-    /// The later of both, window by window: a wall clock that is set back repeats no window.
-    pub fn not_before(self, earlier: Windows) -> Windows {
-        let mut later = self;
-        for (index, &number) in earlier.numbers.iter().enumerate() {
-            if number > later.numbers[index] {
-                later.numbers[index] = number;
-                later.ends[index] = earlier.ends[index];
-            }
-        }
-        later
-    }
-}
-
-/// Year and month (1 to 12) of a day since 1970-01-01 (after Howard Hinnant's `civil_from_days`).
-fn civil(day: u64) -> (u64, u64) {
-    let shifted = day + 719_468;
-    let era = shifted / 146_097;
-    let of_era = shifted % 146_097;
-    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (year + era * 400 + u64::from(month <= 2), month)
-}
-
-/// The day since 1970-01-01 on which this month begins.
-fn days_before(year: u64, month: u64) -> u64 {
-    let year = year - u64::from(month <= 2);
-    let era = year / 400;
-    let of_era = year % 400;
-    let shifted = if month > 2 { month - 3 } else { month + 9 };
-    let of_year = (153 * shifted + 2) / 5;
-    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
 /// An amount of everything that is limited.
@@ -531,91 +437,6 @@ impl Booking<'_> {
 
 /// When a running request may end; nobody knows.
 const SOON: Duration = Duration::from_secs(1);
-
-/// How long this tenant's answers of this model have been, on one shard: what an answer is expected
-/// to take. Bounded; who comes when it is full has no history.
-#[derive(Debug, Default)]
-pub struct History {
-    past: HashMap<(Series, Series), Lengths, FixedState>,
-}
-
-const PAST_MAX: usize = 4_096;
-
-impl History {
-    pub fn learn(&mut self, tenant: Series, model: Series, tokens: u64) {
-        let key = (tenant, model);
-        if self.past.len() < PAST_MAX || self.past.contains_key(&key) {
-            self.past.entry(key).or_default().add(tokens);
-        }
-    }
-
-    /// A length that `share` (0 to 1) of the answers did not exceed; `None` without history.
-    pub fn quantile(&self, tenant: Series, model: Series, share: f64) -> Option<u64> {
-        self.past.get(&(tenant, model))?.quantile(share)
-    }
-}
-
-/// A histogram of lengths in quarters of an octave, which forgets slowly.
-#[derive(Clone, Debug)]
-struct Lengths {
-    counts: [u16; BUCKETS],
-    total: u32,
-}
-
-/// Up to 2^20 tokens.
-const BUCKETS: usize = 80;
-/// So many answers are remembered in full; then all counts are halved.
-const REMEMBERED: u32 = 2_000;
-/// Fewer say nothing about a tail.
-const ENOUGH: u32 = 8;
-
-impl Default for Lengths {
-    fn default() -> Lengths {
-        Lengths { counts: [0; BUCKETS], total: 0 }
-    }
-}
-
-impl Lengths {
-    fn add(&mut self, tokens: u64) {
-        self.counts[bucket(tokens)] += 1;
-        self.total += 1;
-        if self.total >= REMEMBERED {
-            for count in &mut self.counts {
-                *count /= 2;
-            }
-            self.total = self.counts.iter().map(|&count| u32::from(count)).sum();
-        }
-    }
-
-    fn quantile(&self, share: f64) -> Option<u64> {
-        if self.total < ENOUGH {
-            return None;
-        }
-        // Between 0 and the total, both small.
-        let wanted = (f64::from(self.total) * share).ceil() as u32;
-        let mut sum = 0;
-        let found = self.counts.iter().position(|&count| {
-            sum += u32::from(count);
-            sum >= wanted
-        });
-        found.map(upper)
-    }
-}
-
-/// The quarter of an octave that a length falls in.
-fn bucket(tokens: u64) -> usize {
-    let tokens = tokens.clamp(1, (1 << 20) - 1);
-    let octave = tokens.ilog2();
-    // The two bits behind the leading one.
-    let quarter = (tokens << 2 >> octave) & 3;
-    octave as usize * 4 + quarter as usize
-}
-
-/// The longest length of a bucket.
-fn upper(bucket: usize) -> u64 {
-    let (octave, quarter) = (bucket as u64 / 4, bucket as u64 % 4);
-    (((4 + quarter + 1) << octave).div_ceil(4) - 1).max(1)
-}
 
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,7 @@ pub mod pure {
     pub mod fields;
     pub mod h1;
     pub mod json;
+    pub mod limit;
     pub mod multipart;
     pub mod peek;
     pub mod plan;
