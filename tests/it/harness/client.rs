@@ -215,6 +215,18 @@ impl Client {
         self.rest(head)
     }
 
+    /// The status of a whole answer; `None` if the connection ends before it is whole.
+    #[track_caller]
+    pub fn try_answer(&mut self) -> Option<u16> {
+        while !self.buf.windows(4).any(|four| four == b"\r\n\r\n") {
+            if !self.read() {
+                return None;
+            }
+        }
+        let answer = self.answer();
+        answer.whole.then(|| answer.status())
+    }
+
     /// The same for an answer to HEAD, which has no body.
     #[track_caller]
     pub fn answer_to_head(&mut self) -> Answer {
