@@ -138,15 +138,14 @@ impl<'p> Scopes<'p> {
     }
 
     /// What is left, for the answer's fields: of requests and of tokens, by the scope that has the
-    /// least left.
+    /// smallest share of its limit left.
     pub fn quotas(&self, now: Instant) -> Quotas {
         let tightest = |of: fn(&Scope) -> Option<(&Rate, &Resource)>| {
-            let quota = |scope| {
-                let (rate, resource) = of(scope)?;
-                let (left, reset) = (resource.left(rate, now), resource.refills_in(rate, now));
-                Some(Quota { limit: rate.limit(), left, reset })
-            };
-            self.iter().filter_map(quota).min_by_key(|quota| quota.left)
+            let share = |(rate, resource)| Resource::share_left(resource, rate, now);
+            let limits = self.iter().filter_map(of).map(|limit| (share(limit), limit));
+            let (_, (rate, resource)) = limits.min_by(|(a, _), (b, _)| a.total_cmp(b))?;
+            let (left, reset) = (resource.left(rate, now), resource.refills_in(rate, now));
+            Some(Quota { limit: rate.limit(), left, reset })
         };
         Quotas {
             requests: tightest(|scope| Some((scope.requests.as_ref()?, &scope.row.requests))),
