@@ -283,12 +283,7 @@ impl Ring {
         if part + PARTS < self.latest.load(Ordering::Acquire) {
             return;
         }
-        let mut given = 0;
-        let _ = self.parts[slot(part)].fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
-            given = held.min(amount);
-            Some(held - given)
-        });
-        self.lower(given);
+        self.take_off(slot(part), amount);
     }
 
     /// Draws whether there is room or not.
@@ -324,29 +319,44 @@ impl Ring {
         if over == 0 { Duration::ZERO } else { rate.window() }
     }
 
-    /// Forgets what is old.
+    /// Forgets what is old. What a part holds is read before it is forgotten, and no more than that is
+    /// taken off: its slot may serve a new part by the time that this happens.
     fn advance(&self, rate: &Rate, now: Instant) {
         let part = part_of(rate, now);
         let mut latest = self.latest.load(Ordering::Acquire);
         while latest < part {
             // After a long silence all parts are old.
-            let next = if part - latest > PARTS + 1 { part } else { latest + 1 };
+            let all = part - latest > PARTS + 1;
+            let next = if all { part } else { latest + 1 };
+            let old = match (all, next.checked_sub(PARTS + 1)) {
+                (true, _) => 0..SLOTS,
+                (false, Some(old)) => slot(old)..slot(old) + 1,
+                (false, None) => 0..0,
+            };
+            let mut held = [0; SLOTS];
+            for index in old.clone() {
+                held[index] = self.parts[index].load(Ordering::Acquire);
+            }
             match self.latest.compare_exchange(latest, next, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) if next == latest + 1 => {
-                    if let Some(old) = next.checked_sub(PARTS + 1) {
-                        self.lower(self.parts[slot(old)].swap(0, Ordering::AcqRel));
-                    }
-                    latest = next;
-                }
                 Ok(_) => {
-                    for old in &self.parts {
-                        self.lower(old.swap(0, Ordering::AcqRel));
+                    for index in old {
+                        self.take_off(index, held[index]);
                     }
                     latest = next;
                 }
                 Err(other) => latest = other,
             }
         }
+    }
+
+    /// Takes at most `amount` off a part, and as much off the sum.
+    fn take_off(&self, index: usize, amount: u64) {
+        let mut taken = 0;
+        let _ = self.parts[index].fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
+            taken = held.min(amount);
+            Some(held - taken)
+        });
+        self.lower(taken);
     }
 
     fn lower(&self, amount: u64) {

@@ -229,6 +229,38 @@ fn a_strict_limit_says_how_long_to_wait() {
     }
 }
 
+/// All begin at once behind a long silence: whoever forgets the old must not forget the new.
+#[test]
+fn threads_that_wake_up_together_never_pass_a_strict_limit() {
+    let rate = Rate::new(40, MINUTE, None, true);
+    for round in 0..400 {
+        let ring = Ring::default();
+        for silence in [0, 500] {
+            let taken = AtomicU64::new(0);
+            let gate = std::sync::Barrier::new(4);
+            thread::scope(|scope| {
+                for thread in 0..4 {
+                    let (ring, rate, taken, gate) = (&ring, &rate, &taken, &gate);
+                    scope.spawn(move || {
+                        gate.wait();
+                        for n in 0..20 {
+                            let now = at(silence * 1_000_000_000 + thread * 700_000 + n);
+                            let got = u64::from(ring.take(rate, now, 1).is_ok());
+                            taken.fetch_add(got, Ordering::Relaxed);
+                        }
+                    });
+                }
+            });
+            // Until the old is forgotten some may have been refused; what is left is there now.
+            let now = at(silence * 1_000_000_000 + 3_000_000);
+            let rest =
+                std::iter::repeat_with(|| ring.take(&rate, now, 1)).take_while(Result::is_ok);
+            let rest = rest.count() as u64;
+            assert_eq!(taken.into_inner() + rest, 40, "round {round} after {silence} s");
+        }
+    }
+}
+
 #[test]
 fn threads_together_never_pass_a_strict_limit() {
     let (ring, rate) = (Ring::default(), Rate::new(1_000, MINUTE, None, true));
