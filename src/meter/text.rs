@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use super::{Booked, Catalog, Failure, Ledger, STATUSES, TIMED_NAMES_MAX, Times, TokenRow};
 use crate::pure::board::Totals;
-use crate::pure::units::{Series, ShardId};
+use crate::pure::units::{Series, ShardId, civil};
 
 /// What `/metrics` shows beside the ledger.
 #[derive(Debug)]
@@ -488,21 +488,6 @@ pub fn time_string(out: &mut String, unix_ms: u64) {
     let (year, month, day) = civil(days);
     let (hour, minute, second) = (second / 3_600, second / 60 % 60, second % 60);
     let _ = write!(out, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z");
-}
-
-/// Days since 1970-01-01 to year, month, day (Howard Hinnant, "chrono-Compatible Low-Level Date
-/// Algorithms", `civil_from_days`, for days that are not negative).
-fn civil(days: u64) -> (u64, u64, u64) {
-    let shifted = days + 719_468;
-    let era = shifted / 146_097;
-    let of_era = shifted % 146_097;
-    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    (year, month, day)
 }
 
 #[cfg(test)]

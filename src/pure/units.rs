@@ -111,6 +111,21 @@ dense_ids! {
     Series,
 }
 
+/// Days since 1970-01-01 to year, month, day (Howard Hinnant, "chrono-Compatible Low-Level Date
+/// Algorithms", `civil_from_days`, for days that are not negative).
+pub fn civil(days: u64) -> (u64, u64, u64) {
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let of_era = shifted % 146_097;
+    let year_of_era = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    (year, month, day)
+}
+
 /// Seeded pseudo-random numbers: SplitMix64 (Steele, Lea and Flood, 2014). Fast and replayable;
 /// not for secrets.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::pure::units::Instant;
+use crate::pure::units::{Instant, civil};
 
 /// A calendar window in UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,12 +30,11 @@ impl Windows {
         let day = unix / DAY;
         // 1970-01-01 was a Thursday: Mondays are the days d with (d + 3) % 7 == 0.
         let week = (day + 3) / 7;
-        let (year, month) = civil(day);
-        let month = year * 12 + month - 1;
-        let month_end = days_before(month / 12 + u64::from(month % 12 == 11), (month + 1) % 12 + 1);
+        let (year, month, _) = civil(day);
+        let month_end = (day + 1..).find(|&later| civil(later).1 != month).unwrap_or(day + 1);
         let end = |day: u64| now + Duration::from_secs((day * DAY).saturating_sub(unix));
         Windows {
-            numbers: [day, week, month],
+            numbers: [day, week, year * 12 + month - 1],
             ends: [end(day + 1), end((week + 1) * 7 - 3), end(month_end)],
         }
     }
@@ -77,26 +76,4 @@ impl Windows {
         }
         later
     }
-}
-
-/// Year and month (1 to 12) of a day since 1970-01-01 (after Howard Hinnant's `civil_from_days`).
-fn civil(day: u64) -> (u64, u64) {
-    let shifted = day + 719_468;
-    let era = shifted / 146_097;
-    let of_era = shifted % 146_097;
-    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (year + era * 400 + u64::from(month <= 2), month)
-}
-
-/// The day since 1970-01-01 on which this month begins.
-fn days_before(year: u64, month: u64) -> u64 {
-    let year = year - u64::from(month <= 2);
-    let era = year / 400;
-    let of_era = year % 400;
-    let shifted = if month > 2 { month - 3 } else { month + 9 };
-    let of_year = (153 * shifted + 2) / 5;
-    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
