@@ -9,7 +9,7 @@
 //! While Redis cannot be reached a gateway spends what it holds, and of its own a share of each limit
 //! (`fleet.share`); what it took that way is charged to Redis when that is back.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -20,7 +20,7 @@ use redis::{Connection, RedisError, Script};
 use crate::meter::events::{Level, say};
 use crate::pure::board::{LimitRow, Rate};
 use crate::pure::limit::Scope;
-use crate::pure::plan::Plan;
+use crate::pure::plan::{self, Plan};
 use crate::rt;
 use crate::shard::Shared;
 
@@ -152,7 +152,7 @@ impl Member {
         let mut link = match self.link.take() {
             Some(link) => Some(link),
             None if self.lost_at.is_some_and(|at| at.elapsed() < AGAIN) => None,
-            None => self.connect(fleet.redis.expose()),
+            None => self.connect(fleet),
         };
         if let Some(redis) = &mut link
             && self.heard.is_none_or(|heard| heard.elapsed() >= HEAR)
@@ -189,8 +189,9 @@ impl Member {
         let on = plan.fleet.is_some();
         let fresh: Vec<Arc<LimitRow>> =
             plan.all_scopes().map(|scope| Arc::clone(&scope.row)).collect();
+        let kept: HashSet<_> = fresh.iter().map(Arc::as_ptr).collect();
         for row in self.shared.drain(..) {
-            if !on || !fresh.iter().any(|kept| Arc::ptr_eq(kept, &row)) {
+            if !on || !kept.contains(&Arc::as_ptr(&row)) {
                 set(&row, false);
             }
         }
@@ -200,11 +201,15 @@ impl Member {
         }
     }
 
-    fn connect(&mut self, redis: &str) -> Option<Connection> {
+    fn connect(&mut self, fleet: &plan::Fleet) -> Option<Connection> {
         let open = || -> Result<Connection, RedisError> {
-            let link = redis::Client::open(redis)?.get_connection_with_timeout(PATIENCE)?;
+            let redis = redis::Client::open(fleet.redis.expose())?;
+            let mut link = redis.get_connection_with_timeout(PATIENCE)?;
             link.set_read_timeout(Some(PATIENCE))?;
             link.set_write_timeout(Some(PATIENCE))?;
+            // Who looks at Redis sees who is there.
+            let name = format!("forebay-{}", fleet.name);
+            redis::cmd("CLIENT").arg("SETNAME").arg(name).exec(&mut link)?;
             Ok(link)
         };
         match open() {
@@ -225,12 +230,12 @@ impl Member {
         scope: &Scope,
         share: f64,
     ) -> Result<(), RedisError> {
-        for (name, rate, resource) in scope.rates() {
+        for (what, rate, resource) in scope.rates() {
             let lease = &resource.lease;
             if !lease.stirs() && self.owed.is_empty() {
                 continue;
             }
-            let key = key(scope, name);
+            let key = key(scope, &format!("{what:?}"));
             let wanted = lease.wanted();
             let (block, idle) = self.pace(&key, lease.spent(), rate.most(), wanted);
             let credit = lease.credit();
@@ -318,12 +323,10 @@ impl Member {
         share: f64,
     ) -> Result<(), RedisError> {
         let windows = **shared.windows.load();
-        for (number, limit, per) in scope.windows() {
+        for (number, per, limit) in scope.calendars() {
             let window = windows.number(per);
             let allowance = &scope.row.allowances[number];
-            let calendar = scope.row.calendars().nth(number).map(|(_, calendar)| calendar);
-            let Some(calendar) = calendar else { continue };
-            let used = calendar.used(window);
+            let used = scope.row.calendars[number].used(window);
             // What was counted here before was the fleet's to count when it was.
             allowance.begin(window, used);
             let wanted = allowance.wanted();
@@ -377,12 +380,12 @@ impl Member {
         let plan = shared.plan.load_full();
         let Some(redis) = &mut self.link else { return };
         for scope in plan.all_scopes() {
-            for (name, rate, resource) in scope.rates() {
+            for (what, rate, resource) in scope.rates() {
                 let held = u64::try_from(resource.lease.credit()).unwrap_or(0);
                 let back = resource.lease.recall(held);
                 if back > 0 {
                     let _ = Script::new(RETURN)
-                        .key(key(scope, name))
+                        .key(key(scope, &format!("{what:?}")))
                         .arg(rate.limit())
                         .arg(micros(&rate))
                         .arg(back)
@@ -390,13 +393,12 @@ impl Member {
                 }
             }
             let windows = **shared.windows.load();
-            for (number, _, per) in scope.windows() {
+            for (number, per, _) in scope.calendars() {
                 let window = windows.number(per);
                 let allowance = &scope.row.allowances[number];
-                let calendar = scope.row.calendars().nth(number).map(|(_, calendar)| calendar);
-                let used = calendar.map_or(0, |calendar| calendar.used(window));
+                let used = scope.row.calendars[number].used(window);
                 let back = allowance.most().saturating_sub(used);
-                if back > 0 && allowance.limit(window, u64::MAX) == allowance.most() {
+                if back > 0 && allowance.window() == window {
                     let key = format!("{}:{window}", key(scope, &number.to_string()));
                     let _ = redis::cmd("DECRBY").arg(key).arg(back).query::<i64>(redis);
                 }

@@ -20,7 +20,7 @@ use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition}
 use crate::meter::Catalog;
 use crate::meter::events::{Level, say};
 use crate::pure::board::{LimitRow, Registry, ScopeKind};
-use crate::pure::limit::{Per, Windows};
+use crate::pure::limit::{Windows, per_of};
 use crate::shard::Shared;
 
 /// How long changes are gathered for one commit.
@@ -145,7 +145,7 @@ impl Store {
             let (window, amount) = value.value();
             let Some((kind, calendar, name)) = parts(stored.value()) else { continue };
             let row = registry.limits(kind, name);
-            if let Some((_, calendar)) = row.calendars().find(|(number, _)| *number == calendar) {
+            if let Some(calendar) = row.calendars.get(usize::from(calendar)) {
                 calendar.restore(window, amount);
                 count += 1;
             }
@@ -271,8 +271,8 @@ impl Store {
         {
             let mut table = write.open_table(COUNTERS)?;
             for row in rows {
-                for (number, calendar) in row.calendars() {
-                    for (window, amount) in calendar.kept(windows.number(per(number))) {
+                for (number, calendar) in row.calendars.iter().enumerate() {
+                    for (window, amount) in calendar.kept(windows.number(per_of(number))) {
                         let key = key(row, number, window);
                         let known = table.get(&*key)?.map(|known| known.value());
                         if known != Some((window, amount)) {
@@ -292,19 +292,10 @@ impl Store {
     }
 }
 
-/// The kind of window that a calendar of [`LimitRow::calendars`] counts in.
-fn per(number: u8) -> Per {
-    const PERS: [Per; 4] = [Per::Day, Per::Week, Per::Month, Per::Total];
-    match number {
-        0 => Per::Day,
-        _ => PERS[usize::from(number - 1) % PERS.len()],
-    }
-}
-
 /// The kind of scope, the calendar, which of the two windows it is, and the scope's name.
-fn key(row: &LimitRow, calendar: u8, window: u64) -> Vec<u8> {
-    // One bit.
-    let mut key = vec![row.kind as u8, calendar, (window & 1) as u8];
+fn key(row: &LimitRow, calendar: usize, window: u64) -> Vec<u8> {
+    // There are nine calendars; one bit of the window.
+    let mut key = vec![row.kind as u8, calendar as u8, (window & 1) as u8];
     key.extend_from_slice(row.name.as_bytes());
     key
 }
@@ -338,6 +329,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::pure::limit::Per;
     use crate::pure::units;
 
     struct Folder(PathBuf);
@@ -362,14 +354,14 @@ mod tests {
     }
 
     /// Amounts by scope and calendar, as a new process would find them.
-    fn found(folder: &Folder) -> HashMap<(ScopeKind, String, u8), Vec<(u64, u64)>> {
+    fn found(folder: &Folder) -> HashMap<(ScopeKind, String, usize), Vec<(u64, u64)>> {
         let store = Store::open(&folder.0).expect("a store");
         let mut registry = Registry::new();
         store.restore(&mut registry).expect("read");
         let mut found = HashMap::new();
         for row in registry.limit_rows() {
-            for (number, calendar) in row.calendars() {
-                let now = windows(1_796_083_200).number(per(number));
+            for (number, calendar) in row.calendars.iter().enumerate() {
+                let now = windows(1_796_083_200).number(per_of(number));
                 let kept: Vec<_> = calendar.kept(now).collect();
                 if !kept.is_empty() {
                     found.insert((row.kind, row.name.to_string(), number), kept);
@@ -389,9 +381,9 @@ mod tests {
             let mut registry = Registry::new();
             let a = registry.limits(ScopeKind::Tenant, "a");
             let both = registry.limits(ScopeKind::TenantModel, "a\0m");
-            assert!(a.day.take(day, 70, 100) && a.day.take(day - 1, 30, 100));
-            assert!(a.money[Per::Month as usize].take(month, 5_000, 9_000));
-            assert!(both.budget_tokens[Per::Total as usize].take(0, 12, 99));
+            assert!(a.calendars[0].take(day, 70, 100) && a.calendars[0].take(day - 1, 30, 100));
+            assert!(a.calendars[3].take(month, 5_000, 9_000));
+            assert!(both.calendars[8].take(0, 12, 99));
             assert_eq!(store.commit(registry.limit_rows(), &today).expect("written"), 0);
             a.touch();
             both.touch();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay::pure::board::{LimitRow, Rate, ScopeKind};
-use forebay::pure::limit::{Amount, Cap, Grant, Per, Scope, Scopes, Windows};
+use forebay::pure::limit::{Amount, Cap, Grant, Per, Scope, Scopes, Windows, per_of};
 use forebay::pure::units::{Instant, Rng};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -295,14 +295,12 @@ impl World {
 
     /// The process is killed and starts again with the calendars of its last commit.
     fn crash(&mut self) {
-        let kept: Vec<Vec<(u8, u64, u64)>> = self
+        let kept: Vec<Vec<(usize, u64, u64)>> = self
             .scopes
             .iter()
             .map(|scope| {
-                let all = scope.row.calendars().flat_map(|(number, calendar)| {
-                    let pers = [Per::Day, Per::Week, Per::Month, Per::Total];
-                    let per = if number == 0 { Per::Day } else { pers[(number as usize - 1) % 4] };
-                    let kept = calendar.kept(self.windows.number(per));
+                let all = scope.row.calendars.iter().enumerate().flat_map(|(number, calendar)| {
+                    let kept = calendar.kept(self.windows.number(per_of(number)));
                     kept.map(move |(window, amount)| (number, window, amount)).collect::<Vec<_>>()
                 });
                 all.collect()
@@ -311,9 +309,7 @@ impl World {
         for (scope, kept) in self.scopes.iter_mut().zip(kept) {
             scope.row = Arc::new(LimitRow::new(scope.kind, "x"));
             for (number, window, amount) in kept {
-                let (_, calendar) =
-                    scope.row.calendars().find(|(found, _)| *found == number).expect("there");
-                calendar.restore(window, amount);
+                scope.row.calendars[number].restore(window, amount);
             }
         }
         // Nobody settles what was under way: it stays charged with what it had reserved.
@@ -344,6 +340,14 @@ impl World {
         self.scopes.iter().map(each).collect()
     }
 
+    /// The sum of what stands in calendars of these kinds, now.
+    fn counted(&self, scope: &Scope, of: fn(Per) -> bool) -> u64 {
+        let calendars = scope.row.calendars.iter().enumerate();
+        let kinds = calendars.map(|(number, calendar)| (per_of(number), calendar));
+        let kinds = kinds.filter(|(per, _)| of(*per));
+        kinds.map(|(per, calendar)| calendar.used(self.windows.number(per))).sum()
+    }
+
     /// Everything on the board that a request could change.
     fn observed(&self, at: u64) -> Vec<[u64; 6]> {
         let now = Instant::from_nanos(at);
@@ -352,15 +356,13 @@ impl World {
         };
         let each = |scope: &Scope| {
             let row = &scope.row;
-            let per = scope.budget.map_or(0, |cap| cap.per as usize);
-            let number = scope.budget.map_or(0, |cap| self.windows.number(cap.per));
             [
                 row.concurrency.now(),
                 left(&scope.requests, &row.requests),
                 left(&scope.tokens, &row.tokens),
                 left(&scope.output, &row.output),
-                row.day.used(self.windows.number(Per::Day)),
-                row.money[per].used(number),
+                self.counted(scope, |per| per == Per::Day),
+                self.counted(scope, |_| true),
             ]
         };
         self.scopes.iter().map(each).collect()
@@ -373,11 +375,11 @@ impl World {
             let (row, seed) = (&scope.row, self.seed);
             assert_eq!(row.concurrency.now(), self.open.len() as u64, "seed {seed}: slots");
             if scope.day.is_some() {
-                let used = row.day.used(self.windows.number(Per::Day));
+                let used = row.calendars[0].used(self.windows.number(Per::Day));
                 assert_eq!(used, booked[index].day, "seed {seed}: the day");
             }
             if let Some(cap) = scope.budget {
-                let used = row.money[cap.per as usize].used(self.windows.number(cap.per));
+                let used = row.calendars[1 + cap.per as usize].used(self.windows.number(cap.per));
                 assert_eq!(used, booked[index].nano, "seed {seed}: money");
             }
             // In no minute more than a strict limit, but for what ran over its reservation.

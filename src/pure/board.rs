@@ -170,6 +170,9 @@ impl Drop for Held {
     }
 }
 
+/// Calendars of one scope.
+pub const CALENDARS: usize = 9;
+
 /// What is limited of one scope: a key, a tenant, a tenant's use of a model, a route, a model, or
 /// the whole gateway. The limits themselves are the plan's.
 #[derive(Debug)]
@@ -183,14 +186,10 @@ pub struct LimitRow {
     pub output: Resource,
     /// Requests that run now.
     pub concurrency: Count,
-    /// Tokens within a day.
-    pub day: Calendar,
-    /// Money within the budget's window, in billionths of a dollar; by kind of window.
-    pub money: [Calendar; 4],
-    /// Tokens within the budget's window, by kind of window.
-    pub budget_tokens: [Calendar; 4],
-    /// For each calendar what the fleet allows, as [`LimitRow::calendars`] numbers them.
-    pub allowances: [Allowance; 9],
+    /// What is counted over a day or longer, as `pure::limit` numbers it.
+    pub calendars: [Calendar; CALENDARS],
+    /// For each calendar what the fleet allows.
+    pub allowances: [Allowance; CALENDARS],
     /// A calendar has changed since the store last looked.
     dirty: AtomicBool,
 }
@@ -205,9 +204,7 @@ impl LimitRow {
             input: Resource::default(),
             output: Resource::default(),
             concurrency: Count::default(),
-            day: Calendar::default(),
-            money: Default::default(),
-            budget_tokens: Default::default(),
+            calendars: Default::default(),
             allowances: Default::default(),
             dirty: AtomicBool::new(false),
         }
@@ -221,12 +218,6 @@ impl LimitRow {
     /// Whether anything was touched since the last call.
     pub fn was_touched(&self) -> bool {
         self.dirty.load(Ordering::Relaxed) && self.dirty.swap(false, Ordering::Acquire)
-    }
-
-    /// What must survive the process: a number for each calendar, for the life of its format.
-    pub fn calendars(&self) -> impl Iterator<Item = (u8, &Calendar)> {
-        let all = [&self.day].into_iter().chain(&self.money).chain(&self.budget_tokens);
-        (0..).zip(all)
     }
 }
 

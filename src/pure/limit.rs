@@ -37,6 +37,30 @@ pub struct Scope {
     pub wait: Duration,
 }
 
+/// The numbers of a scope's calendars, which the store and the fleet keep: tokens within a day, then
+/// a budget's money and its tokens by kind of window.
+const DAY: usize = 0;
+
+fn money(per: Per) -> usize {
+    1 + per as usize
+}
+
+fn tokens(per: Per) -> usize {
+    5 + per as usize
+}
+
+fn is_money(number: usize) -> bool {
+    (1..5).contains(&number)
+}
+
+/// The kind of window that calendar `number` counts in.
+pub fn per_of(number: usize) -> Per {
+    match number {
+        DAY => Per::Day,
+        _ => Per::ALL[(number - 1) % Per::ALL.len()],
+    }
+}
+
 /// A budget: how much may be spent within a calendar window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cap {
@@ -60,6 +84,16 @@ pub struct Amount {
 impl Amount {
     pub fn tokens(self) -> u64 {
         self.input.saturating_add(self.output)
+    }
+
+    /// What it is of a rate, if it is of so many requests.
+    fn of(self, what: What, requests: u64) -> u64 {
+        match what {
+            What::Requests => requests,
+            What::Input => self.input,
+            What::Output => self.output,
+            _ => self.tokens(),
+        }
     }
 }
 
@@ -221,86 +255,59 @@ impl Scope {
     /// tokens. `None` without a budget.
     pub fn spent(&self, windows: &Windows) -> Option<f64> {
         let cap = self.budget?;
-        let (window, per) = (windows.number(cap.per), cap.per as usize);
-        let share = |calendar: &Calendar, limit: Option<u64>| {
+        let window = windows.number(cap.per);
+        let share = |(number, _, limit): (usize, Per, u64)| {
             // Both are below 2^56; a share needs no more than the 53 bits that are kept.
-            limit.map_or(0.0, |limit| calendar.used(window) as f64 / (limit as f64).max(1.0))
+            let own = self.row.calendars[number].used(window) as f64 / (limit as f64).max(1.0);
+            // Others of a fleet may have spent what this gateway has not.
+            let gone = self.row.allowances[number].is_gone(window);
+            if gone { own.max(1.0) } else { own }
         };
-        let money = share(&self.row.money[per], cap.nano);
-        let own = money.max(share(&self.row.budget_tokens[per], cap.tokens));
-        // Others of a fleet may have spent what this gateway has not.
-        let gone = [1 + per, 5 + per].map(|number| self.row.allowances[number].is_gone(window));
-        Some(if gone.contains(&true) { own.max(1.0) } else { own })
+        let budget = self.calendars().filter(|(number, ..)| *number != DAY);
+        Some(budget.map(share).fold(0.0, f64::max))
+    }
+
+    /// Every rate in force, with its resource.
+    pub fn rates(&self) -> impl Iterator<Item = (What, Rate, &Resource)> {
+        let row = &*self.row;
+        let rate = |what, rate: &Option<Rate>, resource| (*rate).map(|rate| (what, rate, resource));
+        [
+            rate(What::Requests, &self.requests, &row.requests),
+            rate(What::Tokens, &self.tokens, &row.tokens),
+            rate(What::Input, &self.input, &row.input),
+            rate(What::Output, &self.output, &row.output),
+        ]
+        .into_iter()
+        .flatten()
+    }
+
+    /// Every calendar in force: its number, its kind of window, and its limit.
+    pub fn calendars(&self) -> impl Iterator<Item = (usize, Per, u64)> {
+        let day = self.day.map(|limit| (DAY, Per::Day, limit));
+        let money = self.budget.and_then(|cap| Some((money(cap.per), cap.per, cap.nano?)));
+        let tokens = self.budget.and_then(|cap| Some((tokens(cap.per), cap.per, cap.tokens?)));
+        [day, money, tokens].into_iter().flatten()
     }
 
     /// What `amount` draws from reservoirs.
     fn draws(&self, amount: Amount) -> impl Iterator<Item = Draw<'_>> {
-        let row = &*self.row;
-        // Who reserves nothing holds one, so that it is refused while its tenant is in debt.
-        let draw = |what, rate: &'_ Option<Rate>, resource, amount: u64| {
-            (*rate).map(|rate| Draw { what, rate, resource, amount: amount.max(1) })
-        };
-        [
-            draw(What::Requests, &self.requests, &row.requests, 1),
-            draw(What::Tokens, &self.tokens, &row.tokens, amount.tokens()),
-            draw(What::Input, &self.input, &row.input, amount.input),
-            draw(What::Output, &self.output, &row.output, amount.output),
-        ]
-        .into_iter()
-        .flatten()
+        self.rates().map(move |(what, rate, resource)| {
+            // Who reserves nothing holds one, so that it is refused while its tenant is in debt.
+            Draw { what, rate, resource, amount: amount.of(what, 1).max(1) }
+        })
     }
 
     /// What `amount` books in calendar windows.
     fn bookings(&self, amount: Amount) -> impl Iterator<Item = Booking<'_>> {
-        let row = &*self.row;
-        let day = self.day.map(|limit| (limit, Per::Day));
-        // Without a budget no calendar of its is looked at.
-        let per = self.budget.map_or(0, |cap| cap.per as usize);
-        let cap = |limit: fn(&Cap) -> Option<u64>| {
-            let cap = self.budget.as_ref()?;
-            let limit = limit(cap)?;
-            Some((if cap.soft { u64::MAX } else { limit }, cap.per))
-        };
-        let booking = |what, limit: Option<(u64, Per)>, number: usize, calendar, amount| {
-            let allowance = &row.allowances[number];
-            limit.map(|(limit, per)| Booking { what, limit, per, calendar, allowance, amount })
-        };
-        [
-            booking(What::Day, day, 0, &row.day, amount.tokens()),
-            booking(What::Budget, cap(|cap| cap.nano), 1 + per, &row.money[per], amount.nano),
-            booking(
-                What::Budget,
-                cap(|cap| cap.tokens),
-                5 + per,
-                &row.budget_tokens[per],
-                amount.tokens(),
-            ),
-        ]
-        .into_iter()
-        .flatten()
-    }
-
-    /// Every rate in force, with its resource and its name for the life of the fleet's keys.
-    pub fn rates(&self) -> impl Iterator<Item = (&'static str, Rate, &Resource)> {
-        let row = &*self.row;
-        let rate = |name, rate: &Option<Rate>, resource| (*rate).map(|rate| (name, rate, resource));
-        [
-            rate("rpm", &self.requests, &row.requests),
-            rate("tpm", &self.tokens, &row.tokens),
-            rate("itpm", &self.input, &row.input),
-            rate("otpm", &self.output, &row.output),
-        ]
-        .into_iter()
-        .flatten()
-    }
-
-    /// Every calendar window in force: the calendar's number, its limit and its kind of window.
-    pub fn windows(&self) -> impl Iterator<Item = (usize, u64, Per)> {
-        let day = self.day.map(|limit| (0, limit, Per::Day));
-        let per = self.budget.map_or(0, |cap| cap.per as usize);
-        let money = self.budget.and_then(|cap| Some((1 + per, cap.nano?, cap.per)));
-        let tokens = self.budget.and_then(|cap| Some((5 + per, cap.tokens?, cap.per)));
-        [day, money, tokens].into_iter().flatten()
+        let soft = self.budget.is_some_and(|cap| cap.soft);
+        self.calendars().map(move |(number, per, limit)| Booking {
+            what: if number == DAY { What::Day } else { What::Budget },
+            limit: if soft && number != DAY { u64::MAX } else { limit },
+            per,
+            calendar: &self.row.calendars[number],
+            allowance: &self.row.allowances[number],
+            amount: if is_money(number) { amount.nano } else { amount.tokens() },
+        })
     }
 
     fn denied(&self, what: What, limit: u64, dry: Dry) -> Denied {
@@ -383,12 +390,7 @@ impl Scope {
 
     fn replace(&self, grant: &Grant, used: Amount, requests: u64, now: Instant) {
         for draw in self.draws(grant.reserved) {
-            let actual = match draw.what {
-                What::Requests => requests,
-                What::Input => used.input,
-                What::Output => used.output,
-                _ => used.tokens(),
-            };
+            let actual = used.of(draw.what, requests);
             draw.resource.settle(&draw.rate, grant.at, now, draw.amount, actual);
         }
         let actual = self.bookings(used).map(|booking| booking.amount);

@@ -39,6 +39,8 @@ impl Who {
 pub struct Stand {
     who: Who,
     grant: Grant,
+    /// How many answers it asked for.
+    answers: u64,
 }
 
 /// Takes what the request needs of every limit, waiting where a limit says that it may.
@@ -58,19 +60,18 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
         return Err(Refusal::busy("state_not_written", text, Duration::from_secs(5)).into());
     }
     let ask = ask(trip, call, &plan, &scopes);
-    let deadline = rt::now() + scopes.wait();
-    let asked = rt::now() + ASKED_MAX;
+    let began = rt::now();
+    let (deadline, asked) = (began + scopes.wait(), began + ASKED_MAX);
     loop {
         let windows = **trip.shard.shared.windows.load();
         let now = rt::now();
-        let taken = scopes.take(ask, now, &windows);
-        trip.quotas = QuotaFields::new(&scopes.quotas(now));
-        match taken {
+        match scopes.take(ask, now, &windows) {
             Ok(grant) => {
+                trip.quotas = QuotaFields::new(&scopes.quotas(now));
                 if let Some(tenant) = who.tenant {
                     plan.tenants[tenant.index()].row.reserved_tokens.add(ask.tokens());
                 }
-                trip.stand = Some(Stand { who, grant });
+                trip.stand = Some(Stand { who, grant, answers: call.answers });
                 return Ok(());
             }
             Err(denied) if denied.what == What::Concurrency && now < deadline => {
@@ -79,7 +80,10 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
             Err(denied) if denied.dry == Dry::Asked && now < asked => {
                 super::park(trip, client, now + ASK_AGAIN).await?;
             }
-            Err(denied) => return Err(refusal(&denied, ask).into()),
+            Err(denied) => {
+                trip.quotas = QuotaFields::new(&scopes.quotas(now));
+                return Err(refusal(&denied, ask).into());
+            }
         }
     }
 }
@@ -141,7 +145,9 @@ impl Stand {
             row.reserved_tokens.sub(self.grant.reserved().tokens());
         }
         if done.how == Ending::Whole && used.output > 0 {
-            trip.shard.history.borrow_mut().learn(done.tenant, done.model, used.output);
+            // The history is of single answers.
+            let each = used.output.div_ceil(self.answers);
+            trip.shard.history.borrow_mut().learn(done.tenant, done.model, each);
         }
     }
 }

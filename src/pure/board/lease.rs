@@ -170,6 +170,11 @@ impl Allowance {
         Some(Dry::Asked)
     }
 
+    /// The window that the allowance is for.
+    pub fn window(&self) -> u64 {
+        self.window.load(Ordering::Acquire)
+    }
+
     /// Whether the fleet has given all of `window` away.
     pub fn is_gone(&self, window: u64) -> bool {
         self.is_on()

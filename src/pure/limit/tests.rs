@@ -143,13 +143,13 @@ fn a_budget_that_is_spent_refuses_and_a_soft_one_counts_on() {
     scopes.settle(&grant, Amount { nano: 1_700, ..ask }, at(0));
     assert!(hard.is_spent(&windows()));
     assert!(scopes.take(Amount::default(), at(0), &windows()).is_err(), "also what is free");
-    assert_eq!(hard.row.money[0].used(windows().number(Per::Day)), 1_700);
+    assert_eq!(hard.row.calendars[money(Per::Day)].used(windows().number(Per::Day)), 1_700);
     let tomorrow = Windows::at(1_796_083_200 + 86_400, at(0));
     assert!(scopes.take(ask, at(0), &tomorrow).is_ok());
 
     let soft = Scope { budget: Some(Cap { soft: true, ..cap }), ..hard.clone() };
     assert!(of(&[&soft]).take(ask, at(0), &windows()).is_ok());
-    assert_eq!(hard.row.money[0].used(windows().number(Per::Day)), 2_300);
+    assert_eq!(hard.row.calendars[money(Per::Day)].used(windows().number(Per::Day)), 2_300);
 }
 
 /// Between looking and taking another shard may be faster. What was taken by then must come back, of
@@ -186,7 +186,7 @@ fn who_loses_a_race_leaves_nothing_behind() {
         assert_eq!(left(&loose.row.requests, &loose.requests), Some(0), "after {races}");
         assert_eq!(left(&tight.row.requests, &tight.requests), Some(0), "after {races}");
         assert_eq!(left(&tight.row.tokens, &tight.tokens), Some(0), "after {races}");
-        assert_eq!(tight.row.day.used(windows().number(Per::Day)), 0);
+        assert_eq!(tight.row.calendars[DAY].used(windows().number(Per::Day)), 0);
         assert_eq!([&loose, &tight, &narrow].map(|scope| scope.row.concurrency.now()), [0; 3]);
     }
 }
@@ -266,12 +266,12 @@ fn what_is_drawn_is_what_was_used_and_what_is_held() {
                     assert!(left.abs_diff(rate.limit() - drawn) <= 1, "seed {seed}");
                 }
                 if scope.day.is_some() {
-                    let booked = row.day.used(windows.number(Per::Day));
+                    let booked = row.calendars[DAY].used(windows.number(Per::Day));
                     assert_eq!(booked, used.tokens() + held(|a| a.tokens()), "seed {seed}");
                     assert!(booked <= scope.day.unwrap_or(0), "seed {seed}");
                 }
                 if let Some(cap) = scope.budget {
-                    let booked = row.money[Per::Month as usize].used(windows.number(Per::Month));
+                    let booked = row.calendars[money(Per::Month)].used(windows.number(Per::Month));
                     assert_eq!(booked, used.nano + held(|a| a.nano), "seed {seed}");
                     assert!(cap.soft || booked <= cap.nano.unwrap_or(0), "seed {seed}");
                 }

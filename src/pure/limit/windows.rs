@@ -16,6 +16,10 @@ pub enum Per {
     Total,
 }
 
+impl Per {
+    pub const ALL: [Per; 4] = [Per::Day, Per::Week, Per::Month, Per::Total];
+}
+
 /// The calendar windows that it is now, and when each ends. Numbers never go back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Windows {
