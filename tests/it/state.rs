@@ -3,8 +3,8 @@
 //! Method: a budget of a few answers, and a gateway that is killed between them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
 
 use rustix::process::Signal;
 
@@ -68,22 +68,30 @@ fn a_hundred_kills_under_load_charge_nothing_twice_and_forget_the_last_moments_a
         let address = gateway.address;
         // Two clients that ask until the connection breaks, and a kill in the midst of it: sooner or
         // later, before, in and behind a commit.
+        let (told, heard) = mpsc::channel();
         thread::scope(|scope| {
             for _ in 0..2 {
-                scope.spawn(|| {
+                let told = told.clone();
+                let (served, cut) = (&served, &cut);
+                scope.spawn(move || {
                     // It may be killed before it is asked anything.
                     let Ok(mut client) = Client::try_new(address) else { return };
                     while client.try_send(chat()) {
                         match client.try_answer() {
-                            Some(200) => served.fetch_add(1, Ordering::Relaxed),
+                            Some(200) => {
+                                served.fetch_add(1, Ordering::Relaxed);
+                                let _ = told.send(());
+                            }
                             Some(other) => panic!("{other}"),
                             None => break,
-                        };
+                        }
                     }
                     cut.fetch_add(1, Ordering::Relaxed);
                 });
             }
-            thread::sleep(Duration::from_millis(round % 10 * 20));
+            drop(told);
+            // A commit is due every two hundred answers or so.
+            assert_eq!(heard.iter().take(round % 10 * 80).count(), round % 10 * 80);
             gateway.signal(Signal::KILL);
         });
         gateway.ended();
