@@ -755,7 +755,12 @@ mod tests {
         });
         let totals = Arc::clone(registry.totals());
         let desk = Desk {
-            shared: Arc::new(Shared::new(Arc::new(plan), totals, Default::default())),
+            shared: Arc::new(Shared::new(
+                Arc::new(plan),
+                totals,
+                Default::default(),
+                Default::default(),
+            )),
             catalog: Arc::new(ArcSwap::from_pointee(Catalog::of(&registry))),
             books: Books::new(vec![link]),
             shards: vec![(ShardId(0), "epoll")],

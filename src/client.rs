@@ -322,11 +322,11 @@ impl Client {
         self.socket.send_pieces(&[IoSlice::new(bytes)])
     }
 
-    /// Lets go of the request's body; its head stays.
+    /// Lets go of the request's body; its head stays, and what is still to be said.
     pub fn release_body(&mut self) {
         self.request.truncate(self.head.head_len);
         self.request.shrink_to_fit();
-        self.out = Vec::new();
+        self.out.shrink_to_fit();
     }
 
     /// Whether another request may follow on this connection.

@@ -36,7 +36,7 @@ use crate::pure::limit::Windows;
 use crate::pure::plan::{AdminListen, MadeKeys, Plan, Severity};
 use crate::pure::units::ShardId;
 use crate::rt::Driver;
-use crate::shard::{self, Phase, Setup, Shared};
+use crate::shard::{self, Commits, Phase, Setup, Shared};
 use crate::store::{Store, Unusable};
 
 mod alarms;
@@ -366,7 +366,8 @@ async fn control(
     let unresolved = names.refresh(&loaded.plan, RESOLVE_LIMIT).await;
     say_unresolved(&unresolved);
     let plan = Arc::new(loaded.plan);
-    let shared = Arc::new(Shared::new(Arc::clone(&plan), totals, names.known()));
+    let commits = Commits::new(if claims.store.is_some() { claims.cpus.len() } else { 0 })?;
+    let shared = Arc::new(Shared::new(Arc::clone(&plan), totals, names.known(), commits));
     follow_calendar(&shared);
     let start =
         |store: &Arc<Store>| Arc::clone(store).start(Arc::clone(&shared), Arc::clone(&catalog));
@@ -813,7 +814,12 @@ mod tests {
             let totals = Arc::clone(registry.totals());
             let (reload, _orders) = mpsc::channel(1);
             let desk = Arc::new(Desk {
-                shared: Arc::new(Shared::new(Arc::clone(&plan), totals, Default::default())),
+                shared: Arc::new(Shared::new(
+                    Arc::clone(&plan),
+                    totals,
+                    Default::default(),
+                    Default::default(),
+                )),
                 catalog: Arc::new(ArcSwap::from_pointee(Catalog::of(&registry))),
                 books: Books::new(Vec::new()),
                 shards: Vec::new(),

@@ -322,6 +322,54 @@ fn again(error: io::Error) -> io::Result<()> {
     }
 }
 
+/// What wakes a shard from another thread: [`ring`] rings it, a [`Bell`] on the shard hears it.
+///
+/// # Errors
+/// The process is out of descriptors.
+pub fn bell() -> io::Result<OwnedFd> {
+    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+    Ok(rustix::event::eventfd(0, flags)?)
+}
+
+/// Rings a bell; one that rings already goes on ringing. One syscall, from any thread.
+pub fn ring(bell: &OwnedFd) {
+    // It fails only where 2^64 rings were not heard.
+    let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+}
+
+/// A bell as its shard hears it.
+pub struct Bell {
+    /// Only asked for readiness; a stream type because that is what the runtime lets us poll.
+    readiness: TcpStream,
+}
+
+impl Bell {
+    /// # Errors
+    /// The process is out of descriptors.
+    pub fn of(bell: &OwnedFd) -> io::Result<Bell> {
+        let own = std::net::TcpStream::from(bell.try_clone()?);
+        Ok(Bell { readiness: TcpStream::from_std(own)? })
+    }
+
+    /// Ends when it has been rung since the last time.
+    ///
+    /// # Errors
+    /// The kernel refuses to watch it.
+    pub async fn rung(&self) -> io::Result<()> {
+        // SAFETY: `readiness` owns the descriptor and lives as long as `self`.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.readiness.as_raw_fd()) };
+        loop {
+            match rustix::io::read(fd, &mut [0; 8]) {
+                Ok(_) => return Ok(()),
+                Err(Errno::AGAIN | Errno::INTR) => {
+                    self.readiness.readable(false).await.or_else(again)?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
 /// Binds `addr` with `SO_REUSEPORT` and listens.
 ///
 /// # Errors

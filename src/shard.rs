@@ -10,7 +10,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -33,12 +33,14 @@ use crate::pure::policy::{Policy, Ticket, Verdict};
 use crate::pure::relay::{Broken, End};
 use crate::pure::tokens;
 use crate::pure::units::{BackendId, Instant, KeyId, ModelId, Rng, RouteId, ShardId, TenantId};
-use crate::rt::{self, Driver, Listener, Timer};
+use crate::rt::{self, Bell, Driver, Listener, Timer};
 
+mod commits;
 mod limits;
 mod trip;
 mod wires;
 
+pub use commits::Commits;
 use trip::{Ids, Ruin, Trip};
 use wires::{Seat, Upload, Wake, Wakers, Wires, flush};
 
@@ -61,19 +63,24 @@ pub struct Shared {
     pub addresses: ArcSwap<Addresses>,
     /// The day, week and month that it is; control follows the wall clock.
     pub windows: ArcSwap<Windows>,
-    /// What is counted has not been written for a while.
-    pub unwritten: AtomicBool,
+    /// What of it is on disk.
+    pub commits: Commits,
 }
 
 impl Shared {
-    pub fn new(plan: Arc<Plan>, totals: Arc<Totals>, addresses: Addresses) -> Shared {
+    pub fn new(
+        plan: Arc<Plan>,
+        totals: Arc<Totals>,
+        addresses: Addresses,
+        commits: Commits,
+    ) -> Shared {
         Shared {
             plan: ArcSwap::new(plan),
             totals,
             phase: AtomicU8::new(Phase::Running as u8),
             addresses: ArcSwap::from_pointee(addresses),
             windows: ArcSwap::default(),
-            unwritten: AtomicBool::new(false),
+            commits,
         }
     }
 
@@ -131,6 +138,10 @@ pub fn run(setup: Setup) -> io::Result<()> {
         for listener in &listeners {
             rt::spawn(accept(shard.clone(), listener.clone()));
         }
+        // Shards are few.
+        if let Some(bell) = shard.shared.commits.bell(id.0 as usize) {
+            rt::spawn(hear(shard.clone(), Bell::of(bell)?));
+        }
         shard.tick(listeners).await;
         Ok(())
     })?
@@ -156,6 +167,8 @@ struct Shard {
     connections: RefCell<Wakers>,
     /// Requests that wait for a slot, the first to come first.
     parked: RefCell<VecDeque<Waker>>,
+    /// Requests that wait for the store.
+    committing: RefCell<Vec<Waker>>,
 }
 
 impl Shard {
@@ -178,6 +191,7 @@ impl Shard {
             stopping: Cell::new(false),
             connections: RefCell::default(),
             parked: RefCell::default(),
+            committing: RefCell::default(),
             shared,
         }
     }
@@ -278,6 +292,14 @@ async fn accept(shard: Rc<Shard>, listener: Rc<Listener>) {
             continue;
         }
         rt::spawn(serve(shard.clone(), Client::new(socket, peer), hold));
+    }
+}
+
+/// Wakes who waits for the store, each time that it has written or failed to.
+async fn hear(shard: Rc<Shard>, bell: Bell) {
+    while bell.rung().await.is_ok() {
+        let waiting = shard.committing.take();
+        waiting.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -965,11 +987,14 @@ async fn relay(
                     }
                     Err(_) => !trip.head_sent,
                 };
-                if hold {
-                    wires.client.out.extend_from_slice(out);
-                } else {
+                let last = pushed.as_ref().is_ok_and(|(progress, _)| progress.end.is_some());
+                if !hold {
                     held = false;
                     trip.head_sent = true;
+                }
+                if hold || (last && trip.waits_for_store()) {
+                    wires.client.out.extend_from_slice(out);
+                } else {
                     wires.tell(out, now);
                 }
                 pushed
@@ -1021,7 +1046,10 @@ async fn relay(
                             let end = relay.eof(out);
                             if end.is_ok() {
                                 trip.head_sent = true;
-                                wires.tell(out, rt::now());
+                                match trip.waits_for_store() {
+                                    true => wires.client.out.extend_from_slice(out),
+                                    false => wires.tell(out, rt::now()),
+                                }
                             }
                             end
                         });
@@ -1065,9 +1093,17 @@ async fn relay(
     match end {
         Ok(end) => {
             drop(place);
-            let flushed = wires.flushed(plan.server.send_timeout).await;
-            let reusable = !wires.conn.spoiled && !wires.sending && wires.conn.head.keep_alive;
             let rest = trip.book(relay, call);
+            // The last bytes say that all is well: they wait until the charge is on disk.
+            let there = !trip.waits_for_store() || trip.charged(wires.client).await;
+            if there {
+                let last = std::mem::take(&mut wires.client.out);
+                if !last.is_empty() {
+                    wires.tell(&last, rt::now());
+                }
+            }
+            let flushed = there && wires.flushed(plan.server.send_timeout).await;
+            let reusable = !wires.conn.spoiled && !wires.sending && wires.conn.head.keep_alive;
             match end {
                 End::Whole if reusable => shard.keep(&plan, backend_id, conn),
                 End::Early if reusable => rt::spawn(drain(shard, plan, backend_id, conn, rest)),

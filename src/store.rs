@@ -212,18 +212,22 @@ impl Store {
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("store".into()).spawn(move || {
+            let commits = &shared.commits;
+            let this = std::thread::current();
+            commits.serve(move || this.unpark());
             let mut failing: Option<Instant> = None;
             loop {
                 // Read before the last look at the board: what was counted until now is written.
                 let last = told.load(Ordering::Acquire);
+                let waited_for = commits.begin();
                 let windows = **shared.windows.load();
                 match self.commit(&catalog.load().limits, &windows) {
                     Ok(written) => {
                         if failing.take().is_some() {
                             say(Level::Info, "state_written_again", &[]);
                         }
-                        shared.unwritten.store(false, Ordering::Relaxed);
                         COMMITS.fetch_add(u64::from(written > 0), Ordering::Relaxed);
+                        commits.end();
                     }
                     Err(error) => {
                         FAILURES.fetch_add(1, Ordering::Relaxed);
@@ -231,13 +235,21 @@ impl Store {
                             say(Level::Error, "state_not_written", &[("error", &error)]);
                         }
                         let since = *failing.get_or_insert_with(Instant::now);
-                        shared.unwritten.store(since.elapsed() >= PATIENCE, Ordering::Relaxed);
+                        commits.fail(since.elapsed() >= PATIENCE);
                     }
+                }
+                if waited_for {
+                    commits.ring();
                 }
                 if last {
                     return;
                 }
-                std::thread::park_timeout(GROUP);
+                match failing.is_some() {
+                    // Not at once, whoever waits.
+                    true => std::thread::sleep(GROUP),
+                    false if commits.is_wanted() => {}
+                    false => std::thread::park_timeout(GROUP),
+                }
             }
         })?;
         Ok(Writer { stop, thread: Some(thread) })

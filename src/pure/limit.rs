@@ -354,12 +354,13 @@ impl Scope {
             }
             for booking in self.bookings(ask) {
                 let number = windows.number(booking.per);
-                self.row.touch();
                 let limit = booking.allowance.limit(number, booking.limit);
                 if !booking.calendar.take(number, booking.amount, limit) {
                     let dry = booking.dry(booking.calendar.used(number), now, windows);
                     return Err(self.denied(booking.what, booking.limit, dry));
                 }
+                // Behind the change: a commit in between would not have seen it.
+                self.row.touch();
                 booked += 1;
             }
             Ok(())
@@ -372,6 +373,7 @@ impl Scope {
             }
             for booking in self.bookings(ask).take(booked) {
                 booking.calendar.settle(windows.number(booking.per), booking.amount, 0);
+                self.row.touch();
             }
         }
         result

@@ -38,7 +38,6 @@ use crate::pure::units::{BackendId, KeyId, ModelId, NanoUsd, PoolId, RouteId, Se
 /// them deletes its row.
 const NOT_YET: &[NotYet] = &[
     NotYet::ignored("server.gpu_cpu", &["auto"]),
-    NotYet::ignored("state.sync", &["group"]),
     NotYet::ignored("pools.*.dialect", &["openai"]),
     NotYet::ignored("pools.*.breaker", &[]),
     NotYet::ignored("pools.*.health", &[]),

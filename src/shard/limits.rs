@@ -2,9 +2,9 @@
 //! told of them.
 
 use std::io::Write as _;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::commits::{self, Kept};
 use super::{Call, Stop, Trip};
 use crate::client::Client;
 use crate::meter::{Booked, Ending};
@@ -41,6 +41,8 @@ pub struct Stand {
     grant: Grant,
     /// How many answers it asked for.
     answers: u64,
+    /// Some of it is counted over a day or longer.
+    kept: bool,
 }
 
 /// Takes what the request needs of every limit, waiting where a limit says that it may.
@@ -52,12 +54,9 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
     if scopes.is_empty() {
         return Ok(());
     }
-    if plan.unwritten == Unwritten::Refuse
-        && trip.shard.shared.unwritten.load(Ordering::Relaxed)
-        && scopes.count_windows()
-    {
-        let text = "What this request would use cannot be written down at the moment.";
-        return Err(Refusal::busy("state_not_written", text, Duration::from_secs(5)).into());
+    let kept = scopes.count_windows();
+    if plan.unwritten == Unwritten::Refuse && kept && trip.shard.shared.commits.is_failing() {
+        return Err(not_written().into());
     }
     let ask = ask(trip, call, &plan, &scopes);
     let began = rt::now();
@@ -71,8 +70,8 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
                 if let Some(tenant) = who.tenant {
                     plan.tenants[tenant.index()].row.reserved_tokens.add(ask.tokens());
                 }
-                trip.stand = Some(Stand { who, grant, answers: call.answers });
-                return Ok(());
+                trip.stand = Some(Stand { who, grant, answers: call.answers, kept });
+                break;
             }
             Err(denied) if denied.what == What::Concurrency && now < deadline => {
                 super::park(trip, client, deadline).await?;
@@ -86,6 +85,19 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
             }
         }
     }
+    if !trip.waits_for_store() {
+        return Ok(());
+    }
+    match commits::kept(&trip.shard, client, plan.server.half_close).await {
+        Kept::Gone => Err(Stop::Gone),
+        Kept::Failing if plan.unwritten == Unwritten::Refuse => Err(not_written().into()),
+        Kept::OnDisk | Kept::Failing => Ok(()),
+    }
+}
+
+fn not_written() -> Refusal {
+    let text = "What this request would use cannot be written down at the moment.";
+    Refusal::busy("state_not_written", text, Duration::from_secs(5))
 }
 
 /// How long the fleet has to answer, and how often a request looks whether it has.
@@ -125,6 +137,11 @@ fn ask(trip: &Trip, call: &Call, plan: &Plan, scopes: &Scopes<'_>) -> Amount {
 }
 
 impl Stand {
+    /// Whether some of it is counted over a day or longer, which the store keeps.
+    pub fn is_kept(&self) -> bool {
+        self.kept
+    }
+
     /// Charges what the request has used; called once, whichever way it ended.
     pub fn settle(self, trip: &Trip, now: Instant) {
         let plan = &trip.plan;

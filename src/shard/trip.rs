@@ -6,6 +6,7 @@ use std::io::{self, IoSlice};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::commits::{Kept, kept};
 use super::limits::{QuotaFields, Stand, Who};
 use super::{Call, Failed, Fault, NoHead, Phase, PlanRef, Shard, Stop, Then};
 use crate::client::Client;
@@ -16,7 +17,7 @@ use crate::pure::board::{Held, Hold};
 use crate::pure::dialect::Endpoint;
 use crate::pure::fields::{Known, Own};
 use crate::pure::h1::{self, Decoder, Framing, Version};
-use crate::pure::plan::{Backend, OverBudget, Timeouts};
+use crate::pure::plan::{Backend, OverBudget, Sync, Timeouts};
 use crate::pure::relay::{Broken, Relay, Seen, Watch};
 use crate::pure::tokens;
 use crate::pure::units::{BackendId, Instant, KeyId, ModelId, Rng, Series, TenantId, Tokens};
@@ -462,6 +463,30 @@ impl Trip {
         rest
     }
 
+    /// Whether what the request takes and is charged must be on disk before it goes on.
+    pub fn waits_for_store(&self) -> bool {
+        self.plan.state_sync == Sync::Always && self.stand.as_ref().is_some_and(Stand::is_kept)
+    }
+
+    /// Charges the request for its whole answer and waits until that is on disk, or cannot be. False
+    /// if the client leaves meanwhile.
+    pub async fn charged(&mut self, client: &mut Client) -> bool {
+        self.done.how = Ending::Whole;
+        self.settle(rt::now());
+        kept(&self.shard, client, self.plan.server.half_close).await != Kept::Gone
+    }
+
+    /// Charges what was used, in the place of what was reserved; once.
+    fn settle(&mut self, now: Instant) {
+        if let Some(stand) = self.stand.take() {
+            stand.settle(self, now);
+            // A request of the same limits may have waited for this one.
+            if let Some(waker) = self.shard.parked.borrow_mut().pop_front() {
+                waker.wake();
+            }
+        }
+    }
+
     /// What it means that an answer broke off.
     pub fn ruined(
         &mut self,
@@ -500,13 +525,7 @@ impl Drop for Trip {
         let now = rt::now();
         self.done.at = now;
         self.done.duration = now.since(self.began);
-        if let Some(stand) = self.stand.take() {
-            stand.settle(self, now);
-            // A request of the same limits may have waited for this one.
-            if let Some(waker) = self.shard.parked.borrow_mut().pop_front() {
-                waker.wake();
-            }
-        }
+        self.settle(now);
         self.shard.meter.borrow_mut().done(&self.done);
     }
 }

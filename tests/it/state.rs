@@ -12,11 +12,22 @@ use crate::harness::*;
 
 /// A gateway with a budget of so many answers (12 tokens each), its state in `folder`.
 fn budget(backend: &Backend, folder: &Folder, answers: u32) -> Gateway {
-    let tenant = format!("reserve: none, budget: {{ tokens: {}, per: total }}", 12 * answers);
-    let text = Setup::to(backend.url()).text();
+    budget_synced(backend.url(), folder, 12 * answers, "none", "group")
+}
+
+/// The same in tokens, with ways to reserve and to sync.
+fn budget_synced(url: String, folder: &Folder, tokens: u32, reserve: &str, sync: &str) -> Gateway {
+    let tenant = format!("reserve: {reserve}, budget: {{ tokens: {tokens}, per: total }}");
+    let text = Setup::to(url).text();
     let text = text.replace("tenants: { a: { }", &format!("tenants: {{ a: {{ {tenant} }}"));
-    let state = format!("state: {{ dir: '{}' }}\n", folder.0.join("state").display());
-    Gateway::run(&(state + &text))
+    let folder = folder.0.join("state").display().to_string();
+    Gateway::run(&format!("state: {{ dir: '{folder}', sync: {sync} }}\n{text}"))
+}
+
+/// Tokens of `tokens` that tenant `a` has spent.
+fn spent(gateway: &Gateway, tokens: u32) -> u32 {
+    let share = gateway.metric("forebay_budget_spent_ratio", &["tenant=\"a\""]);
+    (share * f64::from(tokens)).round() as u32
 }
 
 /// Waits until what was counted before is on disk.
@@ -98,11 +109,72 @@ fn a_hundred_kills_under_load_charge_nothing_twice_and_forget_the_last_moments_a
     }
     let gateway = budget(&backend, &folder, ANSWERS);
     let (served, cut) = (served.into_inner(), cut.into_inner());
-    let share = gateway.metric("forebay_budget_spent_ratio", &["tenant=\"a\""]);
-    let charged = (share * f64::from(ANSWERS)).round() as u32;
+    let charged = spent(&gateway, ANSWERS);
     // An answer that was cut off may have been charged.
     assert!(charged <= served + cut, "{charged} of {served} and {cut}");
     assert!(charged > 0, "nothing of {served} is remembered");
+}
+
+/// No wait for a commit here: whoever has the whole answer knows that it is on disk.
+#[test]
+fn with_sync_always_a_kill_right_behind_an_answer_forgets_nothing() {
+    let (backend, folder) = (Backend::kind(), Folder::new());
+    const TOKENS: u32 = 1_000_000;
+    let mut served = 0;
+    for round in 0..24 {
+        let mut gateway = budget_synced(backend.url(), &folder, TOKENS, "none", "always");
+        for _ in 0..round % 4 {
+            served += u32::from(gateway.ask(chat()).status() == 200);
+        }
+        let last = gateway.ask(if round % 2 == 0 { chat() } else { stream() });
+        gateway.signal(Signal::KILL);
+        served += u32::from(last.status() == 200);
+        gateway.ended();
+    }
+    assert_eq!(served, 24 + 6 * (1 + 2 + 3));
+    let gateway = budget_synced(backend.url(), &folder, TOKENS, "none", "always");
+    assert_eq!(spent(&gateway, TOKENS), 12 * served);
+}
+
+#[test]
+fn with_sync_always_what_is_reserved_is_on_disk_before_a_backend_is_asked() {
+    let (backend, folder) = (Listener::start(), Folder::new());
+    let asked = || post("/v1/chat/completions", r#"{"model":"m","messages":[],"max_tokens":500}"#);
+    let before = {
+        let mut gateway = budget_synced(backend.url(), &folder, 10_000, "max", "always");
+        let mut client = gateway.client();
+        client.send(asked());
+        let (_peer, _) = backend.request();
+        gateway.signal(Signal::KILL);
+        gateway.ended();
+        let gateway = budget_synced(backend.url(), &folder, 10_000, "max", "always");
+        spent(&gateway, 10_000)
+    };
+    assert!((500..600).contains(&before), "{before}");
+}
+
+/// The answer stands complete in the gateway and its last bytes are not sent while they cannot be
+/// vouched for; a store that goes on failing is not waited for.
+#[test]
+fn with_sync_always_a_full_disk_holds_answers_up_for_a_while_and_then_not() {
+    let (backend, folder) = (Backend::kind(), Folder::new());
+    let gateway = budget_synced(backend.url(), &folder, 10_000, "none", "always");
+    assert_eq!(gateway.ask(chat()).status(), 200);
+    let size = |most| {
+        let limit = rustix::process::Rlimit { current: most, maximum: None };
+        rustix::process::prlimit(Some(gateway.pid()), rustix::process::Resource::Fsize, limit)
+            .expect("a child's limits are ours to set");
+    };
+    size(Some(0));
+    // Given up after half a second of failures, and served then, as `unwritten: serve` has it.
+    let answer = gateway.ask(chat());
+    assert_eq!(answer.status(), 200);
+    gateway.said("state_not_written");
+    assert!(gateway.metric("forebay_state_failures_total", &[]) >= 5.0);
+    size(None);
+    gateway.said("state_written_again");
+    assert_eq!(gateway.ask(stream()).status(), 200);
+    assert_eq!(spent(&gateway, 10_000), 36);
 }
 
 #[test]

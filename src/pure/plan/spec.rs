@@ -517,6 +517,10 @@ fn state<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<(Option<String>, Syn
         let sync = f.get(r, "sync", |r, item| {
             r.choice(item, "way to sync", &[("group", Sync::Group), ("always", Sync::Always)])
         });
+        if sync == Some(Sync::Always) && dir.is_none() {
+            let message = "`sync: always` needs a `dir` to write to".to_owned();
+            r.wrong(item, message, Some("as in `dir: /var/lib/forebay`".to_owned()));
+        }
         Some((dir, sync.unwrap_or_default(), unwritten.unwrap_or_default()))
     })
 }

@@ -247,6 +247,8 @@ pub enum Sync {
     /// fsync every 50 ms.
     #[default]
     Group,
+    /// What a request reserves is on disk before a backend is asked, and what it is charged before
+    /// the client has the end of its answer.
     Always,
 }
 

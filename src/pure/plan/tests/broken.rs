@@ -46,6 +46,13 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         "  acme: {}\n  acme: {}",
         &["15:3: `acme` is here twice; the first is on line 14; help: keep one of them"],
     ),
+    (
+        "tenants:\n",
+        "state: { sync: always }\ntenants:\n",
+        &[
+            "13:8: state: `sync: always` needs a `dir` to write to; help: as in `dir: /var/lib/forebay`",
+        ],
+    ),
     // ---- shapes
     (
         "  acme: {}",
