@@ -332,6 +332,8 @@ pub enum Ending {
     TimedOut,
     /// Cut when draining took longer than `server.grace`.
     Drained,
+    /// Cut because its budget was spent.
+    Spent,
     /// A bug of ours.
     Panicked,
 }
@@ -346,6 +348,7 @@ impl Ending {
             Ending::BackendBroke => "backend_broke",
             Ending::TimedOut => "timed_out",
             Ending::Drained => "drained",
+            Ending::Spent => "spent",
             Ending::Panicked => "panicked",
         }
     }

@@ -41,6 +41,7 @@ mod trip;
 mod wires;
 
 pub use commits::Commits;
+use limits::Stand;
 use trip::{Ids, Ruin, Trip};
 use wires::{Seat, Upload, Wake, Wakers, Wires, flush};
 
@@ -971,6 +972,7 @@ async fn relay(
         false => timeouts.chunk.map(|chunk| last + chunk),
     };
     let mut beat = trip.heartbeat(call).filter(|_| streamed).map(|every| (every, last + every));
+    let mut paid = trip.stand.as_ref().and_then(Stand::paid).filter(|_| streamed);
     // What came along with the head is passed on first, even if that is nothing.
     let mut incoming = std::mem::take(&mut conn.buf);
     let mut came = true;
@@ -1024,6 +1026,11 @@ async fn relay(
             }
             if let Some(end) = progress.end {
                 break Ok(end);
+            }
+            if let Some(paid) = &mut paid
+                && !trip.is_paid(relay.generated(), paid, now)
+            {
+                break Err(Ruin::Spent);
             }
             if let Some((every, at)) = &mut beat {
                 *at = now + *every;
@@ -1121,7 +1128,7 @@ async fn relay(
             // Whoever left or broke, the GPU must not work for nobody.
             wires.conn.socket.abort();
             let over = relay.is_last_seen();
-            if ruin.is_backends() && trip.head_sent && !held && !over {
+            if ruin.is_told() && trip.head_sent && !held && !over {
                 let refusal = ruin.refusal();
                 shard.compose(|out| {
                     relay.fail(&refusal, trip.done.path.envelope(), out);

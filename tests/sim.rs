@@ -130,6 +130,7 @@ impl World {
                 tokens: Some(20_000 + nano / 10),
                 per: [Per::Day, Per::Week, Per::Month, Per::Total][rng.below(4) as usize],
                 soft: rng.below(4) == 0,
+                cut: false,
             }),
             wait: Duration::ZERO,
         }

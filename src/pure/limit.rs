@@ -70,6 +70,8 @@ pub struct Cap {
     pub per: Per,
     /// Over it, requests go on (to a cheaper model, say): they are counted and not refused.
     pub soft: bool,
+    /// Over it, streams under way are cut.
+    pub cut: bool,
 }
 
 /// An amount of everything that is limited.
@@ -84,6 +86,14 @@ pub struct Amount {
 impl Amount {
     pub fn tokens(self) -> u64 {
         self.input.saturating_add(self.output)
+    }
+
+    fn plus(self, more: Amount) -> Amount {
+        Amount {
+            input: self.input.saturating_add(more.input),
+            output: self.output.saturating_add(more.output),
+            nano: self.nano.saturating_add(more.nano),
+        }
     }
 
     /// What it is of a rate, if it is of so many requests.
@@ -139,7 +149,7 @@ impl<'p> Scopes<'p> {
         for scope in self.iter() {
             scope.peek(ask, now, windows)?;
         }
-        let grant = Grant { reserved: ask, at: now, windows: *windows };
+        let grant = Grant { reserved: ask, extra: Amount::default(), at: now, windows: *windows };
         for (done, scope) in self.iter().enumerate() {
             if let Err(denied) = scope.take(ask, now, windows) {
                 for taken in self.iter().take(done) {
@@ -149,6 +159,27 @@ impl<'p> Scopes<'p> {
             }
         }
         Ok(grant)
+    }
+
+    /// Whether a budget cuts answers that run into it.
+    pub fn cut(&self) -> bool {
+        self.iter().any(|scope| scope.budget.is_some_and(|cap| cap.cut))
+    }
+
+    /// Reserves `more` for an answer that turns out to be longer than `grant` foresaw, in the budgets
+    /// that cut, or nothing in any. False if one of them is spent.
+    pub fn extend(&self, grant: &mut Grant, more: Amount, now: Instant) -> bool {
+        let cutting = || self.iter().filter(|scope| scope.budget.is_some_and(|cap| cap.cut));
+        for (done, scope) in cutting().enumerate() {
+            if !scope.extend(more, &grant.windows, now) {
+                for taken in cutting().take(done) {
+                    taken.shrink(more, &grant.windows);
+                }
+                return false;
+            }
+        }
+        grant.extra = grant.extra.plus(more);
+        true
     }
 
     /// Charges what was used in the place of what `grant` reserved.
@@ -198,6 +229,8 @@ impl<'p> Scopes<'p> {
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
     reserved: Amount,
+    /// Reserved beside, in budgets that cut.
+    extra: Amount,
     at: Instant,
     /// Amounts are settled in the windows that they were reserved in.
     windows: Windows,
@@ -206,6 +239,11 @@ pub struct Grant {
 impl Grant {
     pub fn reserved(&self) -> Amount {
         self.reserved
+    }
+
+    /// What budgets that cut hold beside.
+    pub fn extra(&self) -> Amount {
+        self.extra
     }
 }
 
@@ -379,6 +417,36 @@ impl Scope {
         result
     }
 
+    /// Books `more` in the budget, or nothing of it.
+    fn extend(&self, more: Amount, windows: &Windows, now: Instant) -> bool {
+        let budget = || self.bookings(more).filter(|booking| booking.what == What::Budget);
+        for (done, booking) in budget().enumerate() {
+            let number = windows.number(booking.per);
+            let limit = booking.allowance.limit(number, booking.limit);
+            let taken = booking.calendar.take(number, booking.amount, limit);
+            // The fleet is being asked for more: it is spent only where the fleet says so.
+            let asked = || booking.dry(booking.calendar.used(number), now, windows) == Dry::Asked;
+            if !taken && asked() {
+                booking.calendar.settle(number, 0, booking.amount);
+            } else if !taken {
+                for booking in budget().take(done) {
+                    booking.calendar.settle(windows.number(booking.per), booking.amount, 0);
+                }
+                self.row.touch();
+                return false;
+            }
+        }
+        self.row.touch();
+        true
+    }
+
+    fn shrink(&self, less: Amount, windows: &Windows) {
+        for booking in self.bookings(less).filter(|booking| booking.what == What::Budget) {
+            booking.calendar.settle(windows.number(booking.per), booking.amount, 0);
+        }
+        self.row.touch();
+    }
+
     /// As if it had never been asked.
     fn untake(&self, grant: &Grant, now: Instant) {
         self.row.concurrency.sub(1);
@@ -395,10 +463,16 @@ impl Scope {
             let actual = used.of(draw.what, requests);
             draw.resource.settle(&draw.rate, grant.at, now, draw.amount, actual);
         }
-        let actual = self.bookings(used).map(|booking| booking.amount);
-        for (booking, actual) in self.bookings(grant.reserved).zip(actual) {
+        let held = match self.budget.is_some_and(|cap| cap.cut) {
+            true => grant.reserved.plus(grant.extra),
+            false => grant.reserved,
+        };
+        let amounts = self.bookings(held).zip(self.bookings(used));
+        for (booking, (held, used)) in self.bookings(grant.reserved).zip(amounts) {
             let number = grant.windows.number(booking.per);
-            booking.calendar.settle(number, booking.amount, actual);
+            // Only budgets were reserved more of.
+            let reserved = if booking.what == What::Budget { held.amount } else { booking.amount };
+            booking.calendar.settle(number, reserved, used.amount);
             self.row.touch();
         }
     }

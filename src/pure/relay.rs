@@ -14,6 +14,7 @@ use crate::pure::answer::Refusal;
 use crate::pure::dialect::Envelope;
 use crate::pure::h1::{BodyFault, Decoder, Framing, LAST_CHUNK, append_chunk};
 use crate::pure::sse::{self, HELD_BYTES_MAX, Kind, Scanner};
+use crate::pure::tokens;
 use crate::pure::usage::{PlainScanner, Usage};
 
 /// What is looked for in a body.
@@ -191,6 +192,15 @@ impl Relay {
         if self.may_interject() && self.framing == Framing::Chunked {
             append_chunk(out, &refusal.event(envelope));
         }
+    }
+
+    /// Tokens that a stream has generated so far, as reported or as its events suggest.
+    pub fn generated(&self) -> u64 {
+        let Watch::Stream(scanner) = &self.watch else { return 0 };
+        let tally = scanner.tally();
+        let reported = tally.usage.and_then(|usage| usage.completion).unwrap_or(0);
+        let fresh = &tally.fresh;
+        reported.saturating_add(tokens::generated(fresh.tokens, fresh.bytes, fresh.chars).0)
     }
 
     /// The last event of the stream has come.

@@ -43,6 +43,8 @@ pub struct Stand {
     answers: u64,
     /// Some of it is counted over a day or longer.
     kept: bool,
+    /// A budget cuts the answer when it is spent.
+    cut: bool,
 }
 
 /// Takes what the request needs of every limit, waiting where a limit says that it may.
@@ -70,7 +72,8 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
                 if let Some(tenant) = who.tenant {
                     plan.tenants[tenant.index()].row.reserved_tokens.add(ask.tokens());
                 }
-                trip.stand = Some(Stand { who, grant, answers: call.answers, kept });
+                let cut = scopes.cut();
+                trip.stand = Some(Stand { who, grant, answers: call.answers, kept, cut });
                 break;
             }
             Err(denied) if denied.what == What::Concurrency && now < deadline => {
@@ -142,6 +145,22 @@ impl Stand {
         self.kept
     }
 
+    /// How many tokens of an answer are paid for, where a budget cuts one that is longer.
+    pub fn paid(&self) -> Option<u64> {
+        self.cut.then(|| self.grant.reserved().output)
+    }
+
+    /// Pays for some more of an answer that has used up what was paid for; how many tokens are now.
+    /// `None` if a budget that cuts is spent.
+    pub fn pay_on(&mut self, plan: &Plan, generated: u64, now: Instant) -> Option<u64> {
+        let paid = self.grant.reserved().output.saturating_add(self.grant.extra().output);
+        let output = generated.saturating_sub(paid).max(PAY_ON);
+        let nano = self.who.price(plan).map_or(0, |price| price.of(0, 0, output));
+        let more = Amount { input: 0, output, nano };
+        let scopes = self.who.scopes(plan);
+        scopes.extend(&mut self.grant, more, now).then(|| paid.saturating_add(output))
+    }
+
     /// Charges what the request has used; called once, whichever way it ended.
     pub fn settle(self, trip: &Trip, now: Instant) {
         let plan = &trip.plan;
@@ -167,6 +186,15 @@ impl Stand {
             trip.shard.history.borrow_mut().learn(done.tenant, done.model, each);
         }
     }
+}
+
+/// Tokens of a long answer that are paid for at a time: so many may a budget have left when it cuts.
+const PAY_ON: u64 = 32;
+
+/// What a client is told whose answer is cut.
+pub fn spent() -> Refusal {
+    let text = "The budget of your account is spent: the answer ends here.";
+    Refusal { kind: "insufficient_quota", ..Refusal::invalid(429, text).code("insufficient_quota") }
 }
 
 fn amount(usage: &Booked, price: Option<Price>) -> Amount {

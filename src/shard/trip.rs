@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::commits::{Kept, kept};
-use super::limits::{QuotaFields, Stand, Who};
+use super::limits::{self, QuotaFields, Stand, Who};
 use super::{Call, Failed, Fault, NoHead, Phase, PlanRef, Shard, Stop, Then};
 use crate::client::Client;
 use crate::meter::{Booked, Done, Ending, Failure, RequestId};
@@ -463,6 +463,18 @@ impl Trip {
         rest
     }
 
+    /// Whether the budget pays for `generated` tokens of the answer; `paid` is how many it is known to.
+    pub fn is_paid(&mut self, generated: u64, paid: &mut u64, now: Instant) -> bool {
+        if generated > *paid {
+            let Some(stand) = &mut self.stand else { return true };
+            match stand.pay_on(&self.plan, generated, now) {
+                Some(more) => *paid = more,
+                None => return false,
+            }
+        }
+        true
+    }
+
     /// Whether what the request takes and is charged must be on disk before it goes on.
     pub fn waits_for_store(&self) -> bool {
         self.plan.state_sync == Sync::Always && self.stand.as_ref().is_some_and(Stand::is_kept)
@@ -515,6 +527,7 @@ impl Trip {
             Ruin::Slow => Stop::Cut(Ending::ClientSlow),
             Ruin::Stopped => Stop::Cut(Ending::Drained),
             Ruin::Late => Stop::Cut(Ending::TimedOut),
+            Ruin::Spent => Stop::Cut(Ending::Spent),
             Ruin::Reported | Ruin::Broken(_) => Stop::Cut(Ending::BackendBroke),
         }))
     }
@@ -546,6 +559,8 @@ pub enum Ruin {
     Late,
     /// The backend reported an error before anything counted.
     Reported,
+    /// The budget is spent, and cuts.
+    Spent,
     Broken(Broken),
 }
 
@@ -554,10 +569,15 @@ impl Ruin {
         matches!(self, Ruin::Late | Ruin::Reported | Ruin::Broken(_))
     }
 
+    /// Whether the client is told why its answer ends here.
+    pub fn is_told(self) -> bool {
+        self.is_backends() || matches!(self, Ruin::Spent)
+    }
+
     /// What to count; an error event has been counted when it was seen.
     fn failure(self, begun: bool) -> Option<Failure> {
         match self {
-            Ruin::Gone | Ruin::Slow | Ruin::Stopped | Ruin::Reported => None,
+            Ruin::Gone | Ruin::Slow | Ruin::Stopped | Ruin::Reported | Ruin::Spent => None,
             Ruin::Late if begun => Some(Failure::Chunk),
             Ruin::Late => Some(Failure::FirstToken),
             Ruin::Broken(Broken::Malformed(_)) => Some(Failure::Protocol),
@@ -568,6 +588,7 @@ impl Ruin {
     pub fn refusal(self) -> Refusal {
         match self {
             Ruin::Late => late(),
+            Ruin::Spent => limits::spent(),
             Ruin::Broken(Broken::Malformed(_)) => rubbish(),
             _ => {
                 let text = "The backend broke off in the middle of its answer.";

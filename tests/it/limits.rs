@@ -289,6 +289,67 @@ fn a_spent_budget_refuses_for_good_or_turns_to_a_cheaper_model() {
     }
 }
 
+/// Two streams share what is left; each is cut when it is gone, and nobody gets more.
+#[test]
+fn a_budget_that_cuts_ends_streams_with_a_reason_and_stops_the_backend() {
+    let backend = Listener::start();
+    let budget = "reserve: none, budget: { tokens: 200, per: total, cut: true }";
+    let gateway = limited(&backend.url(), budget, "");
+    let mut streams: Vec<_> = (0..2)
+        .map(|_| {
+            let mut client = gateway.client();
+            client.send(stream());
+            let (mut peer, _) = backend.request();
+            peer.send([STREAM_HEAD.as_bytes(), &chunk(ROLE)].concat());
+            assert_eq!(client.head().status, 200);
+            client.chunks_until("assistant");
+            (client, peer)
+        })
+        .collect();
+    let mut generated = 0;
+    for word in 0..200 {
+        streams.retain_mut(|(client, peer)| {
+            // The stream may have been cut behind the last one: this one is not passed on then.
+            peer.try_send(chunk(token(&format!("w{word}"))));
+            let data = client.chunk().expect("a token, or why there is none");
+            let cut = String::from_utf8_lossy(&data).contains("insufficient_quota");
+            generated += u32::from(!cut);
+            if cut {
+                peer.gone();
+                client.gone();
+            }
+            !cut
+        });
+    }
+    assert!(streams.is_empty(), "not cut");
+    // Paid for in pieces of 32: so much each may leave, and its last token is one too many.
+    assert!((200 - 2 * 32..=202).contains(&generated), "{generated}");
+    gateway.idle();
+    let spent = gateway.metric("forebay_budget_spent_ratio", &["tenant=\"a\""]) * 200.0;
+    assert!((200.0 - 2.0 * 32.0..=202.0).contains(&spent), "{spent}");
+    gateway.log.until("\"end\":\"spent\"");
+}
+
+#[test]
+fn a_budget_that_does_not_cut_lets_a_stream_under_way_end() {
+    let backend = Listener::start();
+    let budget = "reserve: none, budget: { tokens: 20, per: total }";
+    let gateway = limited(&backend.url(), budget, "");
+    let mut client = gateway.client();
+    client.send(stream());
+    let (mut peer, _) = backend.request();
+    peer.send([STREAM_HEAD.as_bytes(), &chunk(ROLE)].concat());
+    assert_eq!(client.head().status, 200);
+    for word in 0..60 {
+        peer.send(chunk(token(&format!("w{word}"))));
+    }
+    peer.send([chunk(FINISH), chunk(DONE), LAST_CHUNK.into()].concat());
+    assert!(client.chunks_until("[DONE]").contains("w59"));
+    gateway.idle();
+    let refused = gateway.ask(chat());
+    assert_eq!((refused.status(), &*refused.code()), (429, "insufficient_quota"));
+}
+
 #[test]
 fn a_reload_keeps_what_is_used_and_sets_the_new_limit() {
     let backend = Backend::kind();

@@ -130,7 +130,7 @@ fn who_reserves_nothing_is_refused_while_in_debt() {
 
 #[test]
 fn a_budget_that_is_spent_refuses_and_a_soft_one_counts_on() {
-    let cap = Cap { nano: Some(1_000), tokens: None, per: Per::Day, soft: false };
+    let cap = Cap { nano: Some(1_000), tokens: None, per: Per::Day, soft: false, cut: false };
     let hard = Scope { budget: Some(cap), ..scope(ScopeKind::Tenant) };
     let scopes = of(&[&hard]);
     let ask = Amount { input: 10, output: 10, nano: 600 };
@@ -207,12 +207,15 @@ fn what_is_drawn_is_what_was_used_and_what_is_held() {
                 .then(|| Rate::new(1_000 + rng.below(3_000), MINUTE, None, strict)),
             concurrency: (rng.below(2) == 0).then(|| 1 + rng.below(8) as u32),
             day: (rng.below(2) == 0).then(|| 3_000 + rng.below(9_000)),
-            budget: (rng.below(2) == 0).then(|| Cap {
-                nano: Some(10_000 + rng.below(90_000)),
-                tokens: None,
-                per: Per::Month,
-                soft: rng.below(3) == 0,
-            }),
+            budget: (rng.below(2) == 0)
+                .then(|| Cap {
+                    nano: Some(10_000 + rng.below(90_000)),
+                    tokens: None,
+                    per: Per::Month,
+                    soft: false,
+                    cut: rng.below(2) == 0,
+                })
+                .map(|cap| Cap { soft: !cap.cut && rng.below(3) == 0, ..cap }),
             ..scope(kind)
         };
         let all = [ScopeKind::Key, ScopeKind::Tenant, ScopeKind::Route, ScopeKind::Global]
@@ -249,6 +252,12 @@ fn what_is_drawn_is_what_was_used_and_what_is_held() {
                 used.nano += spent.nano;
                 served += 1;
             }
+            if rng.below(2) == 0 && !open.is_empty() {
+                let long = rng.below(open.len() as u64) as usize;
+                let more = Amount { nano: rng.below(2_000), output: rng.below(50), input: 0 };
+                scopes.extend(&mut open[long], more, now);
+            }
+            let extra = open.iter().map(|grant| grant.extra.nano).sum::<u64>();
             let held = |of: fn(&Amount) -> u64| open.iter().map(|g| of(&g.reserved)).sum::<u64>();
             let requests = served + open.len() as u64;
             // Who reserves nothing holds one, to be told from who may not.
@@ -272,7 +281,8 @@ fn what_is_drawn_is_what_was_used_and_what_is_held() {
                 }
                 if let Some(cap) = scope.budget {
                     let booked = row.calendars[money(Per::Month)].used(windows.number(Per::Month));
-                    assert_eq!(booked, used.nano + held(|a| a.nano), "seed {seed}");
+                    let extra = if cap.cut { extra } else { 0 };
+                    assert_eq!(booked, used.nano + held(|a| a.nano) + extra, "seed {seed}");
                     assert!(cap.soft || booked <= cap.nano.unwrap_or(0), "seed {seed}");
                 }
             }

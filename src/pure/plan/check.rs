@@ -868,12 +868,14 @@ fn tenant_of(
             (Over::ReadOnly, _) => OverBudget::ReadOnly,
             _ => OverBudget::Refuse,
         },
+        cut: budget.cut,
     });
     let cap = budget.as_ref().map(|budget| Cap {
         nano: budget.usd.map(|usd| usd.0.unsigned_abs()),
         tokens: budget.tokens,
         per: budget.per,
         soft: matches!(budget.over, OverBudget::Downgrade(_)),
+        cut: budget.cut,
     });
     let mut limits = tenant.rate_limit.unwrap_or_default();
     if let Some(tier) = links.tier {

@@ -167,6 +167,7 @@ pub(super) struct BudgetSpec {
     pub tokens: Option<u64>,
     pub per: Per,
     pub over: Over,
+    pub cut: bool,
 }
 
 pub(super) enum Over {

@@ -83,6 +83,8 @@ pub struct Budget {
     pub tokens: Option<u64>,
     pub per: Per,
     pub over: OverBudget,
+    /// Streams that run into it are cut.
+    pub cut: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -414,10 +414,19 @@ fn budget<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<BudgetSpec> {
                 }
             }
         };
+        let soft = matches!(over, Over::Downgrade(_));
+        let cut = f.get(r, "cut", |r, item| {
+            let cut = r.flag(item)?;
+            if cut && soft {
+                let message = "a budget that turns to a cheaper model does not cut".to_owned();
+                r.wrong(item, message, Some("leave `cut` out, or `refuse` over it".to_owned()));
+            }
+            Some(cut)
+        });
         if usd.is_none() && tokens.is_none() {
             return None;
         }
-        Some(BudgetSpec { usd, tokens, per: per?, over })
+        Some(BudgetSpec { usd, tokens, per: per?, over, cut: cut.unwrap_or(false) })
     })
 }
 

@@ -53,6 +53,13 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
             "13:8: state: `sync: always` needs a `dir` to write to; help: as in `dir: /var/lib/forebay`",
         ],
     ),
+    (
+        "  acme: {}",
+        "  acme: { budget: { usd: 1, per: day, over: downgrade, to: small, cut: true } }",
+        &[
+            "14:72: tenants.acme.budget.cut: a budget that turns to a cheaper model does not cut (tenant acme); help: leave `cut` out, or `refuse` over it",
+        ],
+    ),
     // ---- shapes
     (
         "  acme: {}",
