@@ -55,6 +55,7 @@ pub mod cli;
 pub mod client;
 pub mod control;
 pub mod export;
+pub mod fetch;
 pub mod fleet;
 pub mod meter;
 pub mod mock;

@@ -71,6 +71,7 @@ const ORDER: &[&str] = &[
     "pure::relay",
     "meter",
     "rt",
+    "fetch",
     "client",
     "pool",
     "shard",
