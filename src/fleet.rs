@@ -330,7 +330,7 @@ impl Member {
             // What was counted here before was the fleet's to count when it was.
             allowance.begin(window, used);
             let wanted = allowance.wanted();
-            let most = allowance.most();
+            let most = allowance.most(window);
             let held = most.saturating_sub(used);
             // A debt: settled beyond what was allowed, or counted without a limit.
             let debt = used.saturating_sub(most);
@@ -344,7 +344,7 @@ impl Member {
                 if wanted > held {
                     let granted = own.saturating_sub(taken).min(wanted - held + limit / 64);
                     *self.owed.entry(key).or_default() += granted;
-                    allowance.given(granted, granted == 0);
+                    allowance.given(window, granted, (granted == 0).then_some(1));
                 }
                 continue;
             };
@@ -370,7 +370,9 @@ impl Member {
                 }
             };
             LEASES.fetch_add(1, Ordering::Relaxed);
-            allowance.given(granted + debt, granted < least || left == 0 && granted == 0);
+            // What it has left it gives to who wants no more than that.
+            let short = (granted < least || left == 0 && granted == 0).then_some(left + 1);
+            allowance.given(window, granted + debt, short);
         }
         Ok(())
     }
@@ -397,8 +399,8 @@ impl Member {
                 let window = windows.number(per);
                 let allowance = &scope.row.allowances[number];
                 let used = scope.row.calendars[number].used(window);
-                let back = allowance.most().saturating_sub(used);
-                if back > 0 && allowance.window() == window {
+                let back = allowance.most(window).saturating_sub(used);
+                if back > 0 {
                     let key = format!("{}:{window}", key(scope, &number.to_string()));
                     let _ = redis::cmd("DECRBY").arg(key).arg(back).query::<i64>(redis);
                 }

@@ -33,6 +33,7 @@ pub mod pure {
     pub mod units;
 
     pub mod answer;
+    pub mod atomic;
     pub mod balance;
     pub mod board;
     pub mod body;

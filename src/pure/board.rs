@@ -15,7 +15,6 @@ mod reservoir;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 use foldhash::fast::FixedState;
@@ -23,6 +22,7 @@ use foldhash::fast::FixedState;
 pub use lease::{Allowance, Lease};
 pub use reservoir::{AMOUNT_MAX, Calendar, Dry, Rate, Reservoir, Resource, Ring};
 
+use crate::pure::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::pure::units::Series;
 
 /// Names per kind that one process will ever know. A name keeps its number for life (metrics are

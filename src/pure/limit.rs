@@ -414,6 +414,10 @@ impl Scope {
                 self.row.touch();
             }
         }
+        // Behind the change: a commit that looks in between would take the row for written.
+        if booked > 0 {
+            self.row.touch();
+        }
         result
     }
 
@@ -501,7 +505,7 @@ impl Booking<'_> {
     fn dry(&self, used: u64, now: Instant, windows: &Windows) -> Dry {
         if used.saturating_add(self.amount) <= self.limit
             && used < self.limit
-            && let Some(dry) = self.allowance.want(self.amount)
+            && let Some(dry) = self.allowance.want(windows.number(self.per), used, self.amount)
         {
             return dry;
         }

@@ -63,6 +63,7 @@ const ORDER: &[&str] = &[
     "pure::dialect",
     "pure::answer",
     "pure::tokens",
+    "pure::atomic",
     "pure::board",
     "pure::limit",
     "pure::plan",

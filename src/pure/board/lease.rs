@@ -3,9 +3,8 @@
 //! Requests spend from what is held and never ask anybody; one thread asks the fleet for more, ahead
 //! of need where there is a history, and as soon as somebody was refused where there is none.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-
-use super::reservoir::Dry;
+use super::reservoir::{AMOUNT_MAX, Dry, age, word};
+use crate::pure::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use crate::pure::units::Instant;
 
 /// Of a rate: credit, taken from the fleet's reservoir in blocks. Below zero it is a debt.
@@ -127,15 +126,19 @@ fn signed(amount: u64) -> i64 {
 }
 
 /// Of a calendar window: how much of it this gateway may count, what it has counted included.
+///
+/// What is said of a window stands in one word with the lowest bits of its number, so that at the
+/// turn of two nobody takes what is said of one for the other.
 #[derive(Debug, Default)]
 pub struct Allowance {
     on: AtomicBool,
-    /// The window that `most` is for.
-    window: AtomicU64,
+    /// The window that has begun, and how much may be counted in it.
     most: AtomicU64,
     wanted: AtomicU64,
-    /// The fleet has given all of this window away.
-    gone: AtomicBool,
+    /// The fleet has not so much left for this gateway, in which window; 0 is not known.
+    short: AtomicU64,
+    /// The whole number of the window that has begun: of interest to the thread that asks.
+    window: AtomicU64,
 }
 
 impl Allowance {
@@ -150,36 +153,36 @@ impl Allowance {
     /// The limit that holds here: `limit`, or what the fleet allows of it in this window. What has no
     /// limit is counted and needs no allowance.
     pub fn limit(&self, window: u64, limit: u64) -> u64 {
-        if limit == u64::MAX {
+        if limit == u64::MAX || !self.is_on() {
             return limit;
         }
-        match (self.is_on(), self.window.load(Ordering::Acquire) == window) {
-            (false, _) => limit,
-            (true, true) => self.most.load(Ordering::Acquire).min(limit),
-            (true, false) => 0,
-        }
+        self.most(window).min(limit)
     }
 
-    /// Why `amount` beyond the allowance is refused: `None` if it is the limit itself that is
-    /// reached, or the fleet is being asked.
-    pub fn want(&self, amount: u64) -> Option<Dry> {
-        if !self.is_on() || self.gone.load(Ordering::Relaxed) {
+    /// Why `amount` on top of `used` is refused, which is beyond the allowance: `None` if the fleet has
+    /// not so much left, or else it is being asked.
+    pub fn want(&self, window: u64, used: u64, amount: u64) -> Option<Dry> {
+        let lacks = used.saturating_add(amount).saturating_sub(self.most(window)).max(1);
+        if !self.is_on() || self.short(window).is_some_and(|short| lacks >= short) {
             return None;
         }
         self.wanted.fetch_max(amount.max(1), Ordering::AcqRel);
         Some(Dry::Asked)
     }
 
-    /// The window that the allowance is for.
-    pub fn window(&self) -> u64 {
-        self.window.load(Ordering::Acquire)
-    }
-
     /// Whether the fleet has given all of `window` away.
     pub fn is_gone(&self, window: u64) -> bool {
-        self.is_on()
-            && self.gone.load(Ordering::Relaxed)
-            && self.window.load(Ordering::Acquire) == window
+        self.is_on() && self.short(window) == Some(1)
+    }
+
+    /// How much may be counted in `window`, what has been counted included.
+    pub fn most(&self, window: u64) -> u64 {
+        of_window(&self.most, window)
+    }
+
+    /// The least amount that the fleet has not left for this gateway, if it has not some amount.
+    pub fn short(&self, window: u64) -> Option<u64> {
+        Some(of_window(&self.short, window)).filter(|&short| short > 0)
     }
 
     // ---- for the thread that asks
@@ -190,20 +193,24 @@ impl Allowance {
 
     /// Begins a window with what has been counted in it already.
     pub fn begin(&self, window: u64, counted: u64) {
-        if self.window.load(Ordering::Acquire) != window || !self.is_on() {
-            self.most.store(counted, Ordering::Release);
-            self.window.store(window, Ordering::Release);
-            self.gone.store(false, Ordering::Relaxed);
+        // The number of the first could be any.
+        if self.window.swap(window + 1, Ordering::AcqRel) != window + 1 {
+            self.most.store(word(window, counted), Ordering::Release);
         }
     }
 
-    pub fn most(&self) -> u64 {
-        self.most.load(Ordering::Acquire)
+    /// The fleet allows `amount` more of `window`, and has not `short` left.
+    pub fn given(&self, window: u64, amount: u64, short: Option<u64>) {
+        let _ = self.most.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
+            let most = (old & AMOUNT_MAX).saturating_add(amount);
+            (age(old, window) == 0).then(|| word(window, most))
+        });
+        self.short.store(word(window, short.unwrap_or(0)), Ordering::Release);
     }
+}
 
-    /// The fleet allows `amount` more; `gone` if that was the last.
-    pub fn given(&self, amount: u64, gone: bool) {
-        self.most.fetch_add(amount, Ordering::AcqRel);
-        self.gone.store(gone, Ordering::Relaxed);
-    }
+/// What is said of `window`, if that is what the word speaks of.
+fn of_window(said: &AtomicU64, window: u64) -> u64 {
+    let said = said.load(Ordering::Acquire);
+    if age(said, window) == 0 { said & AMOUNT_MAX } else { 0 }
 }

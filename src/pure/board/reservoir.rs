@@ -10,12 +10,12 @@
 //! window. A [`Calendar`] counts within days or months, and keeps the one before.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 
 use super::lease::Lease;
+use crate::pure::atomic::{AtomicU64, Ordering};
 use crate::pure::units::Instant;
 
 /// Time is kept in sixteenths of a nanosecond, so that a token of a large limit, which takes less
@@ -230,6 +230,8 @@ pub struct Ring {
     sum: CachePadded<AtomicU64>,
     /// The number of the latest part.
     latest: AtomicU64,
+    /// The lowest bits of a part's number and what was drawn in it (see [`word`]), so that what comes
+    /// back late is not taken off another part.
     parts: [AtomicU64; SLOTS],
 }
 
@@ -238,7 +240,7 @@ impl Default for Ring {
         Ring {
             sum: CachePadded::default(),
             latest: AtomicU64::new(0),
-            parts: [const { AtomicU64::new(0) }; SLOTS],
+            parts: std::array::from_fn(|_| AtomicU64::default()),
         }
     }
 }
@@ -256,7 +258,7 @@ impl Ring {
         let within = |sum: u64| sum.checked_add(amount).filter(|&sum| sum <= rate.limit);
         match self.sum.fetch_update(Ordering::AcqRel, Ordering::Acquire, within) {
             Ok(_) => {
-                self.parts[slot(part_of(rate, now))].fetch_add(amount, Ordering::AcqRel);
+                self.add(part_of(rate, now), amount);
                 Ok(())
             }
             Err(_) => Err(Dry::For(self.wait(rate, now, amount))),
@@ -283,7 +285,7 @@ impl Ring {
         if part + PARTS < self.latest.load(Ordering::Acquire) {
             return;
         }
-        self.take_off(slot(part), amount);
+        self.take_off(slot(part), word(part, amount));
     }
 
     /// Draws whether there is room or not.
@@ -292,7 +294,7 @@ impl Ring {
         // Beyond the limit there is nothing to be told apart.
         let amount = amount.min(rate.limit);
         self.sum.fetch_add(amount, Ordering::AcqRel);
-        self.parts[slot(part_of(rate, now))].fetch_add(amount, Ordering::AcqRel);
+        self.add(part_of(rate, now), amount);
     }
 
     pub fn left(&self, rate: &Rate, now: Instant) -> u64 {
@@ -310,7 +312,8 @@ impl Ring {
             if over == 0 {
                 break;
             }
-            over = over.saturating_sub(self.parts[slot(part)].load(Ordering::Acquire));
+            let held = self.parts[slot(part)].load(Ordering::Acquire) & AMOUNT_MAX;
+            over = over.saturating_sub(held);
             if over == 0 {
                 let forgotten = (part + PARTS + 1).saturating_mul(part_length(rate));
                 return Duration::from_nanos(forgotten.saturating_sub(now.nanos()));
@@ -349,12 +352,34 @@ impl Ring {
         }
     }
 
-    /// Takes at most `amount` off a part, and as much off the sum.
-    fn take_off(&self, index: usize, amount: u64) {
+    /// Notes what is in the sum already.
+    fn add(&self, part: u64, amount: u64) {
+        let mut forgotten = 0;
+        let _ = self.parts[slot(part)].fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
+            let held = old & AMOUNT_MAX;
+            forgotten = 0;
+            Some(match age(old, part) {
+                0 => word(part, held.saturating_add(amount)),
+                // This part is gone, and another has its place: counted there, it is counted longer.
+                ..0 if held > 0 => word(old >> AMOUNT_BITS, held.saturating_add(amount)),
+                // Somebody was late for a part that is gone.
+                _ => {
+                    forgotten = held;
+                    word(part, amount)
+                }
+            })
+        });
+        self.lower(forgotten);
+    }
+
+    /// Takes at most what `seen` holds off its part, and as much off the sum; nothing if another part
+    /// has its place.
+    fn take_off(&self, index: usize, seen: u64) {
         let mut taken = 0;
-        let _ = self.parts[index].fetch_update(Ordering::AcqRel, Ordering::Acquire, |held| {
-            taken = held.min(amount);
-            Some(held - taken)
+        let _ = self.parts[index].fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
+            let of_seen = old >> AMOUNT_BITS == seen >> AMOUNT_BITS;
+            taken = if of_seen { (old & AMOUNT_MAX).min(seen & AMOUNT_MAX) } else { 0 };
+            Some(old - taken)
         });
         self.lower(taken);
     }
@@ -546,12 +571,13 @@ fn side(id: u64) -> usize {
     (id & 1) as usize
 }
 
-fn word(id: u64, amount: u64) -> u64 {
+/// A number's lowest eight bits and an amount.
+pub(super) fn word(id: u64, amount: u64) -> u64 {
     id << AMOUNT_BITS | amount.min(AMOUNT_MAX)
 }
 
-/// How many windows `word` is older than `id`, from the eight bits that it keeps.
-fn age(word: u64, id: u64) -> i8 {
+/// How many windows (or parts of one) `word` is older than `id`, from the eight bits that it keeps.
+pub(super) fn age(word: u64, id: u64) -> i8 {
     // Eight bits, read as a signed distance on their circle.
     (id as u8).wrapping_sub((word >> AMOUNT_BITS) as u8) as i8
 }

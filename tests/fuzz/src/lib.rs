@@ -13,6 +13,7 @@ pub mod pure {
     pub mod units;
 
     pub mod answer;
+    pub mod atomic;
     pub mod board;
     pub mod body;
     pub mod dialect;
