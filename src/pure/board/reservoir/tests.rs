@@ -1,7 +1,11 @@
 //! Against models that remember every draw, with seeded histories, and over real threads.
 
+use std::num::NonZeroU32;
 use std::sync::atomic::AtomicU64;
 use std::thread;
+
+use governor::clock::{Clock as _, FakeRelativeClock};
+use governor::{Quota, RateLimiter};
 
 use super::*;
 use crate::pure::units::Rng;
@@ -312,4 +316,66 @@ fn windows_that_were_never_used_are_empty() {
         assert!(calendar.take(id, 1, 1));
         assert_eq!(calendar.used(id), 1);
     }
+}
+
+/// The same requests to governor's GCRA and to ours, at the same moments, with what each has to say.
+fn beside_governor(seed: u64, limit: u32, window: Duration) {
+    let mut rng = Rng::seeded(seed);
+    let burst = NonZeroU32::new(1 + rng.below(u64::from(limit)) as u32).expect("one and more");
+    let quota = Quota::per_minute(NonZeroU32::new(limit).expect("not none")).allow_burst(burst);
+    let clock = FakeRelativeClock::default();
+    let theirs = RateLimiter::direct_with_clock(quota, clock.clone());
+    let burst = u64::from(burst.get());
+    let (ours, rate) =
+        (Reservoir::default(), Rate::new(u64::from(limit), window, Some(burst), false));
+    let one = 60_000_000_000 / u64::from(limit);
+    let mut now = 0;
+    for _ in 0..400 {
+        let span = match rng.below(4) {
+            0 => 0,
+            // To the moment at which something just fits, or just does not.
+            1 => one * (1 + rng.below(3)) - rng.below(2),
+            2 => rng.below(one * 2),
+            _ => rng.below(one * burst * 2),
+        };
+        now += span;
+        clock.advance(Duration::from_nanos(span));
+        // A third is small, so that some are admitted behind a refusal.
+        let most = if rng.below(3) == 0 { 1 + burst / 10 } else { burst + 1 };
+        let amount = 1 + rng.below(most);
+        let units = NonZeroU32::new(amount as u32).expect("one and more");
+        let wanted = match theirs.check_n(units) {
+            Ok(Ok(())) => Ok(amount),
+            Ok(Err(not_until)) => Err(Dry::For(not_until.wait_time_from(clock.now()))),
+            Err(_) => Err(Dry::Never),
+        };
+        let got = ours.take(&rate, at(now), amount, amount);
+        assert_eq!(got, wanted, "seed {seed}: {amount} of {burst}, {limit} a minute, at {now} ns");
+    }
+}
+
+#[test]
+fn governor_decides_the_same_and_names_the_same_wait() {
+    // Where a unit takes a whole number of nanoseconds nothing is rounded, by either.
+    let divides = |limit: &u32| 60_000_000_000 % u64::from(*limit) == 0;
+    let limits: Vec<u32> = (1..=2_000).chain([1_000_000, 60_000_000]).filter(divides).collect();
+    for (seed, &limit) in (0..).zip(limits.iter().cycle().take(1_000)) {
+        beside_governor(seed, limit, MINUTE);
+    }
+}
+
+#[test]
+fn where_a_unit_takes_no_whole_nanoseconds_governors_minute_is_shorter_by_that() {
+    // Governor keeps the time that one unit takes in whole nanoseconds, rounded down: of 7 a minute
+    // it gives 7 in 59.999999997 s. We round each draw up, in sixteenths, and give 7 in 60 s. By its
+    // minute we decide as it does.
+    for seed in 0..1_000 {
+        let limit = 1 + Rng::seeded(seed).below(1_000_000);
+        let minute = Duration::from_nanos(60_000_000_000 / limit * limit);
+        beside_governor(seed, limit as u32, minute);
+    }
+    let reservoir = Reservoir::default();
+    assert_eq!(reservoir.take(&per_minute(7), at(0), 7, 7), Ok(7));
+    assert!(reservoir.peek(&per_minute(7), at(59_999_999_999), 7).is_err());
+    assert!(reservoir.peek(&per_minute(7), at(60_000_000_000), 7).is_ok());
 }
