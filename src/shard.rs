@@ -31,8 +31,10 @@ use crate::pure::multipart;
 use crate::pure::plan::{Plan, Timeouts};
 use crate::pure::policy::{Policy, Ticket, Verdict};
 use crate::pure::relay::{Broken, End};
-use crate::pure::tokens;
-use crate::pure::units::{BackendId, Instant, KeyId, ModelId, Rng, RouteId, ShardId, TenantId};
+use crate::pure::tokens::{self, Factors};
+use crate::pure::units::{
+    BackendId, Instant, KeyId, ModelId, Rng, RouteId, ShardId, TenantId, Tokens,
+};
 use crate::rt::{self, Bell, Driver, Listener, Timer};
 
 mod commits;
@@ -156,6 +158,8 @@ struct Shard {
     pool: RefCell<Pool>,
     /// How long answers have been.
     history: RefCell<History>,
+    /// How prompts that backends have counted compare to their estimates.
+    factors: RefCell<Factors>,
     meter: RefCell<Meter>,
     ids: Ids,
     /// Bytes being put together to be sent at once; empty between two uses.
@@ -184,6 +188,7 @@ impl Shard {
             policy: RefCell::new(Policy::new(Rng::seeded(seed))),
             pool: RefCell::default(),
             history: RefCell::default(),
+            factors: RefCell::default(),
             meter: RefCell::new(meter),
             ids: Ids::new(Rng::seeded(seed).next_u64()),
             scratch: RefCell::default(),
@@ -462,6 +467,9 @@ struct Call {
     stick: Option<u64>,
     /// Tokens that the prompt is taken to have until a backend says how many.
     prompt: u64,
+    /// The same before it was corrected by what backends have said; zero where what they say of this
+    /// prompt teaches nothing.
+    estimate: Tokens,
     /// The body has not been received: it passes to the backend as it comes, once.
     upload: bool,
 }
@@ -605,6 +613,7 @@ async fn inspect(
             hide: false,
             stick: sticky(&plan, route, &header).or(stick),
             prompt: 0,
+            estimate: Tokens::default(),
             upload,
         });
     };
@@ -635,6 +644,12 @@ async fn inspect(
         plan.route(Some(canonical), Some(called), path, &header).ok_or_else(no_such_model)?;
     let stream = seen.stream == Some(true);
     let ask_usage = stream && trip.done.path.reports_usage_on_demand() && !seen.asks_usage();
+    // What routes alone name has no place of its own to learn in.
+    let factor = model.map(|_| trip.shard.factors.borrow().of(trip.done.model));
+    let estimate = tokens::prompt(seen.parts.iter().map(|part| part.span.of(body)));
+    let prompt = factor.unwrap_or_default().apply(estimate);
+    // How many tokens a picture has is not learnt from: it would be taken for a matter of the text.
+    let teaches = model.is_some() && seen.media_bytes == 0;
     let edit = body::Edit { model: (*asked != *canonical).then_some(canonical), ask_usage };
     Ok(Call {
         route,
@@ -645,7 +660,8 @@ async fn inspect(
         splices: body::splices(&seen, body, &edit),
         hide: ask_usage,
         stick: sticky(&plan, route, &header),
-        prompt: seen.prompt.map_or(0, |span| tokens::prompt(span.of(body)).0),
+        prompt: prompt.0,
+        estimate: if teaches { estimate } else { Tokens(0) },
         upload: false,
     })
 }

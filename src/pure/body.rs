@@ -149,7 +149,7 @@ impl Inspector {
                 walker
                     .finish(&mut Probe { body, members: &mut members })
                     .map_err(BodyFault::json)?;
-                Inspected::of_members(&members, body)
+                Inspected::of_members(&mut members, body)
             }
         }
     }
@@ -172,12 +172,34 @@ pub struct Inspected {
     pub user: Option<Span>,
     /// The whole value of `messages`, `prompt` or `input`, as written.
     pub prompt: Option<Span>,
-    /// Bytes of everything that becomes prompt: also `system`, `tools`, `documents` and the like.
+    /// Everything that becomes prompt: also `system`, `tools`, `documents` and the like, in the
+    /// body's order.
+    pub parts: Vec<Part>,
+    /// Bytes of all of it.
     pub prompt_bytes: u64,
     /// How many of them lie in `data:` URLs: pictures and sound, which are no text.
     pub media_bytes: u64,
     kind: BodyKind,
     edits: Edits,
+}
+
+/// A value that becomes prompt, as written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub kind: PartKind,
+    pub span: Span,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PartKind {
+    /// A conversation: JSON objects with a role and content (or, as `input`, bare text).
+    Messages,
+    /// JSON objects that say what the model may call.
+    Tools,
+    /// A JSON string, or several: `prompt`, `system`, `documents`.
+    Text,
+    /// Text of a form, which is no JSON.
+    Form,
 }
 
 /// Where edits go.
@@ -240,7 +262,7 @@ impl Inspected {
         }
     }
 
-    fn of_members(members: &Members, body: &[u8]) -> Result<Inspected, BodyFault> {
+    fn of_members(members: &mut Members, body: &[u8]) -> Result<Inspected, BodyFault> {
         let strict = members.kind != BodyKind::Other;
         let count = |field: Field| members.count(field, body, strict);
         let n_strict = members.kind.has_usage_option();
@@ -276,6 +298,7 @@ impl Inspected {
                 .filter(|member| member.kind == Kind::String)
                 .map(|member| member.span),
             prompt: members.prompt,
+            parts: std::mem::take(&mut members.parts),
             prompt_bytes: members.prompt_bytes as u64,
             media_bytes: members.media_bytes as u64,
             kind: members.kind,
@@ -306,6 +329,11 @@ impl Inspected {
             n: fields.n.and_then(|span| std::str::from_utf8(span.of(body)).ok()?.parse().ok()),
             user: fields.user,
             prompt: fields.prompt,
+            parts: fields
+                .prompt
+                .map(|span| Part { kind: PartKind::Form, span })
+                .into_iter()
+                .collect(),
             prompt_bytes: fields.prompt.map_or(0, |span| span.len() as u64),
             media_bytes: 0,
             kind,
@@ -490,9 +518,9 @@ impl Field {
 enum Role {
     Field(Field),
     /// `messages`, `prompt` or `input`.
-    Prompt,
+    Prompt(PartKind),
     /// Becomes prompt too.
-    Context,
+    Context(PartKind),
     #[default]
     Else,
 }
@@ -508,11 +536,11 @@ impl Role {
             b"max_output_tokens" => Role::Field(Field::MaxOutputTokens),
             b"n" => Role::Field(Field::N),
             b"user" => Role::Field(Field::User),
-            b"messages" | b"prompt" | b"input" => Role::Prompt,
-            b"system" | b"instructions" | b"tools" | b"functions" | b"suffix" | b"query"
-            | b"queries" | b"documents" | b"inputs" | b"texts" | b"text_1" | b"text_2" => {
-                Role::Context
-            }
+            b"messages" | b"input" => Role::Prompt(PartKind::Messages),
+            b"prompt" => Role::Prompt(PartKind::Text),
+            b"tools" | b"functions" => Role::Context(PartKind::Tools),
+            b"system" | b"instructions" | b"suffix" | b"query" | b"queries" | b"documents"
+            | b"inputs" | b"texts" | b"text_1" | b"text_2" => Role::Context(PartKind::Text),
             _ => Role::Else,
         }
     }
@@ -536,6 +564,8 @@ struct Members {
     /// `stream_options` has some member.
     has_option: bool,
     prompt: Option<Span>,
+    /// No more than there are names for them: no member comes twice.
+    parts: Vec<Part>,
     prompt_bytes: usize,
     media_bytes: usize,
     /// Behind the top-level object's opening brace.
@@ -554,6 +584,7 @@ impl Default for Members {
             fields: [None; Field::COUNT],
             has_option: false,
             prompt: None,
+            parts: Vec::new(),
             prompt_bytes: 0,
             media_bytes: 0,
             object: 0,
@@ -603,9 +634,10 @@ impl Watch for Probe<'_> {
         let member = Member { kind, span };
         match (depth, members.role) {
             (1, Role::Field(field)) => members.fields[field as usize] = Some(member),
-            (1, Role::Prompt | Role::Context) => {
+            (1, Role::Prompt(part) | Role::Context(part)) => {
                 members.prompt_bytes += span.len();
-                if members.role == Role::Prompt && members.prompt.is_none() {
+                members.parts.push(Part { kind: part, span });
+                if matches!(members.role, Role::Prompt(_)) && members.prompt.is_none() {
                     members.prompt = Some(span);
                 }
             }
@@ -618,7 +650,7 @@ impl Watch for Probe<'_> {
     }
 
     fn text(&mut self, span: Span) {
-        if matches!(self.members.role, Role::Prompt | Role::Context)
+        if matches!(self.members.role, Role::Prompt(_) | Role::Context(_))
             && span.of(self.body).starts_with(b"\"data:")
         {
             self.members.media_bytes += span.len();

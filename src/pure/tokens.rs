@@ -10,8 +10,12 @@
 //! Indic) are off by as much as 1.55 × or 0.65 ×. What remains is a matter of the model and its
 //! users, which a [`Factor`] learns.
 
-use crate::pure::units::Tokens;
+use std::collections::HashMap;
+
+use foldhash::fast::FixedState;
 use memchr::memmem;
+
+use crate::pure::units::{Series, Tokens};
 
 /// What an inline image, sound or file counts for: what vision encoders make of about a megapixel.
 const INLINE_TOKENS: u64 = 1_000;
@@ -70,11 +74,12 @@ impl Kinds {
     }
 }
 
-/// Estimates the tokens of a prompt, given as text or as the JSON that holds it: chat messages,
-/// tools and all. Escapes count for what they stand for. 0.1 to 0.3 ns a byte; no allocation.
-pub fn prompt(text: &[u8]) -> Tokens {
+/// Estimates the tokens of a prompt in parts, each given as text or as the JSON that holds it: chat
+/// messages, tools and all. Escapes count for what they stand for. 0.1 to 0.3 ns a byte; no
+/// allocation.
+pub fn prompt<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Tokens {
     let mut census = Census::default();
-    census.push(text);
+    parts.into_iter().for_each(|part| census.push(part));
     census.tokens()
 }
 
@@ -258,7 +263,8 @@ impl Factor {
     /// Learns from one response: the estimate before correction, and what was reported. Moves a
     /// sixteenth of the way, so the last few dozen responses decide.
     pub fn learn(&mut self, estimate: Tokens, reported: Tokens) {
-        if estimate.0 < Factor::TOKENS_MIN {
+        // A prompt without tokens is a report without a count.
+        if estimate.0 < Factor::TOKENS_MIN || reported.0 == 0 {
             return;
         }
         let seen = (u128::from(reported.0) << 16) / u128::from(estimate.0);
@@ -267,6 +273,29 @@ impl Factor {
         let ratio = i64::from(self.ratio);
         // Between two ratios, so it fits as they do.
         self.ratio = (ratio + (seen - ratio) / 16) as u32;
+    }
+}
+
+/// The factors of the models that one shard has seen. Bounded; a model that comes when it is full is
+/// estimated without correction.
+#[derive(Debug, Default)]
+pub struct Factors {
+    by_model: HashMap<Series, Factor, FixedState>,
+}
+
+const FACTORS_MAX: usize = 1_024;
+
+impl Factors {
+    /// [`Factor::ONE`] where nothing was learnt. One lookup.
+    pub fn of(&self, model: Series) -> Factor {
+        self.by_model.get(&model).copied().unwrap_or_default()
+    }
+
+    /// [`Factor::learn`] for a model. Allocates when a model is new.
+    pub fn learn(&mut self, model: Series, estimate: Tokens, reported: Tokens) {
+        if self.by_model.len() < FACTORS_MAX || self.by_model.contains_key(&model) {
+            self.by_model.entry(model).or_default().learn(estimate, reported);
+        }
     }
 }
 
@@ -279,10 +308,14 @@ mod tests {
     use super::*;
     use crate::pure::units::Rng;
 
+    fn of(text: &[u8]) -> Tokens {
+        prompt([text])
+    }
+
     #[test]
     fn estimates_are_near_what_tokenizers_count() {
         for (text, tokens) in TEXTS {
-            let estimate = prompt(text.as_bytes()).0;
+            let estimate = of(text.as_bytes()).0;
             assert!((tokens * 6 / 10..=tokens * 16 / 10).contains(&estimate), "{estimate} {text}");
         }
     }
@@ -324,7 +357,7 @@ mod tests {
     #[test]
     fn escapes_count_for_what_they_stand_for() {
         for (text, _) in TEXTS {
-            let plain = prompt(text.as_bytes()).0;
+            let plain = of(text.as_bytes()).0;
             let escaped: String = text
                 .chars()
                 .map(|c| match c {
@@ -334,7 +367,7 @@ mod tests {
                     }
                 })
                 .collect();
-            let escaped = prompt(escaped.as_bytes()).0;
+            let escaped = of(escaped.as_bytes()).0;
             assert!((plain * 7 / 10..=plain * 13 / 10 + 1).contains(&escaped), "{escaped} {text}");
         }
     }
@@ -346,15 +379,15 @@ mod tests {
             let text: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
             let mut kinds = Kinds::default();
             count(&text, &mut kinds);
-            let of = |is: fn(u8) -> bool| text.iter().filter(|&&byte| is(byte)).count() as u64;
+            let number = |is: fn(u8) -> bool| text.iter().filter(|&&byte| is(byte)).count() as u64;
             let expected = Kinds {
-                ascii: of(|byte| byte.is_ascii()),
-                digits: of(|byte| byte.is_ascii_digit()),
-                marks: of(|byte| byte.is_ascii_punctuation() || byte == 0x7F),
-                latin: of(|byte| (0xC2..=0xCB).contains(&byte)),
-                two: of(|byte| (0xCC..=0xDF).contains(&byte)),
-                three: of(|byte| (0xE0..=0xEF).contains(&byte)),
-                four: of(|byte| byte >= 0xF0),
+                ascii: number(|byte| byte.is_ascii()),
+                digits: number(|byte| byte.is_ascii_digit()),
+                marks: number(|byte| byte.is_ascii_punctuation() || byte == 0x7F),
+                latin: number(|byte| (0xC2..=0xCB).contains(&byte)),
+                two: number(|byte| (0xCC..=0xDF).contains(&byte)),
+                three: number(|byte| (0xE0..=0xEF).contains(&byte)),
+                four: number(|byte| byte >= 0xF0),
             };
             assert_eq!(kinds, expected, "{len}");
         }
@@ -367,9 +400,9 @@ mod tests {
             let len = rng.below(300);
             let text: Vec<u8> =
                 (0..len).map(|_| b"\\u0d\";base64,9a\xE4"[rng.below(15) as usize]).collect();
-            let _ = prompt(&text);
+            let _ = of(&text);
         }
-        assert_eq!(prompt(b""), Tokens(0));
+        assert_eq!(of(b""), Tokens(0));
     }
 
     #[test]
@@ -378,7 +411,7 @@ mod tests {
             let long = text.repeat(100_000 / text.len());
             let mut parts = Census::default();
             long.as_bytes().chunks(5_000).for_each(|part| parts.push(part));
-            let (parts, whole) = (parts.tokens().0, prompt(long.as_bytes()).0);
+            let (parts, whole) = (parts.tokens().0, of(long.as_bytes()).0);
             assert!(
                 (parts * 97 / 100..=parts * 103 / 100).contains(&whole),
                 "{parts} {whole} {text}"
@@ -392,9 +425,9 @@ mod tests {
             r#"[{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{}"}}}},"#,
             "iVBORw0KGgo".repeat(10_000)
         );
-        let estimate = prompt(format!("{picture}{picture}").as_bytes()).0;
+        let estimate = of(format!("{picture}{picture}").as_bytes()).0;
         assert!((2_000..2_100).contains(&estimate), "{estimate}");
-        assert!((1_000..1_100).contains(&prompt(&picture.as_bytes()[..50_000]).0));
+        assert!((1_000..1_100).contains(&of(&picture.as_bytes()[..50_000]).0));
     }
 
     #[test]
@@ -429,9 +462,35 @@ mod tests {
         }
         assert!((3_900..=4_000).contains(&factor.apply(Tokens(1_000)).0));
         for _ in 0..200 {
-            factor.learn(Tokens(1_000), Tokens(0));
+            factor.learn(Tokens(1_000), Tokens(1));
         }
         assert!((250..=260).contains(&factor.apply(Tokens(1_000)).0));
+        let before = factor;
+        factor.learn(Tokens(1_000), Tokens(0));
+        assert_eq!(factor, before);
         assert_eq!(Factor { ratio: u32::MAX }.apply(Tokens(u64::MAX)), Tokens(u64::MAX));
+    }
+
+    #[test]
+    fn each_model_has_a_factor_of_its_own_and_there_are_not_too_many() {
+        let mut factors = Factors::default();
+        assert_eq!(factors.of(Series(1)), Factor::ONE);
+        for _ in 0..100 {
+            factors.learn(Series(1), Tokens(1_000), Tokens(2_000));
+            factors.learn(Series(2), Tokens(1_000), Tokens(500));
+        }
+        let corrected = |factors: &Factors, model| factors.of(Series(model)).apply(Tokens(100)).0;
+        assert!((197..=200).contains(&corrected(&factors, 1)));
+        assert!((50..=52).contains(&corrected(&factors, 2)));
+        for model in 3..10_000 {
+            factors.learn(Series(model), Tokens(1_000), Tokens(2_000));
+        }
+        assert_eq!(factors.by_model.len(), FACTORS_MAX);
+        assert_eq!(factors.of(Series(9_999)), Factor::ONE);
+        // Those that are there go on learning.
+        for _ in 0..200 {
+            factors.learn(Series(1), Tokens(1_000), Tokens(1_000));
+        }
+        assert_eq!(corrected(&factors, 1), 100);
     }
 }

@@ -456,9 +456,14 @@ impl Trip {
         }
     }
 
-    /// Books what the answer cost; gives the decoder for the rest of its body.
+    /// Books what the answer cost, and learns from what the backend counted; gives the decoder for
+    /// the rest of its body.
     pub fn book(&mut self, relay: Relay, call: &Call) -> Decoder {
         let (seen, rest) = relay.finish();
+        if let Some(reported) = seen.usage.and_then(|usage| usage.prompt) {
+            let mut factors = self.shard.factors.borrow_mut();
+            factors.learn(self.done.model, call.estimate, Tokens(reported));
+        }
         self.done.usage = bill(&seen, call.prompt, self.done.status);
         rest
     }

@@ -137,6 +137,26 @@ fn a_request_is_charged_what_the_backend_reports_and_the_rest_comes_back() {
 }
 
 #[test]
+fn what_backends_count_corrects_what_later_prompts_are_estimated_at() {
+    let backend = Backend::kind();
+    let text = Setup::to(backend.url()).text().replace("shards: 2", "shards: 1");
+    let tenant = "a: { rate_limit: { tpm: 900 }, reserve: max }";
+    let gateway = Gateway::run(&text.replace("a: { }", tenant));
+    let mut client = gateway.client();
+    let mut status = |words| {
+        client.send(ask(words, 1));
+        client.answer().status()
+    };
+    // A thousand words are a thousand tokens and more, as far as anybody knows.
+    assert_eq!(status(1_000), 400);
+    // REPLY says 7 where a hundred were expected: as few as a prompt is ever taken to have.
+    for _ in 0..40 {
+        assert_eq!(status(100), 200);
+    }
+    assert_eq!(status(1_000), 200);
+}
+
+#[test]
 fn what_ends_early_is_charged_for_what_was_generated() {
     let backend = Listener::start();
     let gateway = limited(&backend.url(), "rate_limit: { tpm: 100000, concurrency: 1 }", "");

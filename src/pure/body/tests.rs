@@ -112,6 +112,9 @@ fn limits_go_by_the_kind_of_body() {
 fn prompt_is_measured_with_its_pictures_apart() {
     let found = chat(r#"{"model":"m","messages":[1],"tools":[22],"metadata":"data:xx","top_p":1}"#);
     assert_eq!((found.prompt_bytes, found.media_bytes), (7, 0));
+    assert_eq!(found.parts.iter().map(|part| part.span.len()).collect::<Vec<_>>(), [3, 4]);
+    let kinds: Vec<PartKind> = found.parts.iter().map(|part| part.kind).collect();
+    assert_eq!(kinds, [PartKind::Messages, PartKind::Tools]);
     let body = BODIES[8];
     let found = chat(body);
     assert_eq!(found.media_bytes, r#""data:image/png;base64,AAAA""#.len() as u64);
