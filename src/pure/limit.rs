@@ -397,8 +397,6 @@ impl Scope {
                     let dry = booking.dry(booking.calendar.used(number), now, windows);
                     return Err(self.denied(booking.what, booking.limit, dry));
                 }
-                // Behind the change: a commit in between would not have seen it.
-                self.row.touch();
                 booked += 1;
             }
             Ok(())
@@ -411,7 +409,6 @@ impl Scope {
             }
             for booking in self.bookings(ask).take(booked) {
                 booking.calendar.settle(windows.number(booking.per), booking.amount, 0);
-                self.row.touch();
             }
         }
         // Behind the change: a commit that looks in between would take the row for written.
