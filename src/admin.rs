@@ -38,8 +38,9 @@ use crate::export::UNWRITTEN;
 use crate::meter::events;
 use crate::meter::text::{Facts, Process, USAGE_CSV_HEAD, render, usage_csv, usage_json};
 use crate::meter::{Catalog, Ledger, Link};
+use crate::pure::jwt::{self, KeySets};
 use crate::pure::limit::Windows;
-use crate::pure::plan::{AdminListen, Plan, Problem};
+use crate::pure::plan::{AdminListen, Issuer, Plan, Problem};
 use crate::pure::units::ShardId;
 use crate::shard::{Phase, Shared};
 use crate::store::Store;
@@ -174,6 +175,7 @@ async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
                 let leases = fleet::LEASES.load(Ordering::Relaxed);
                 (fleet::UP.load(Ordering::Relaxed), leases)
             }),
+            issuers: issuers(&plan, &desk.shared.keysets.load()),
             budgets: budgets(&plan, &desk.shared.windows.load()),
             state_commits: store::COMMITS.load(Ordering::Relaxed),
             state_failures: store::FAILURES.load(Ordering::Relaxed),
@@ -183,6 +185,12 @@ async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
         })
     });
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
+}
+
+/// Each issuer of tokens, and what is known of its keys.
+fn issuers(plan: &Plan, sets: &KeySets) -> Vec<(Arc<str>, jwt::Known)> {
+    let known = |issuer: &Issuer| sets.of.get(issuer.keys.place()).cloned().unwrap_or_default();
+    plan.issuers.iter().map(|issuer| (Arc::clone(&issuer.name), known(issuer))).collect()
 }
 
 #[derive(serde::Deserialize)]

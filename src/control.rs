@@ -30,7 +30,7 @@ use crate::admin::{self, Books, Desk, Order, Reloaded, Reloads};
 use crate::export::AccessLog;
 use crate::fleet::Fleet;
 use crate::meter::events::{self, Level, say};
-use crate::meter::{Catalog, Meter};
+use crate::meter::{Catalog, Meter, unix_ns};
 use crate::pure::board::Registry;
 use crate::pure::limit::Windows;
 use crate::pure::plan::{AdminListen, MadeKeys, Plan, Severity};
@@ -42,6 +42,7 @@ use crate::store::{Store, Unusable};
 mod alarms;
 mod cpus;
 mod host;
+mod keysets;
 mod names;
 mod source;
 
@@ -49,6 +50,7 @@ pub use source::{Loaded, NoPlan, Source};
 
 use alarms::Alarms;
 use host::{HandedOver, Obstacle};
+use keysets::Keys;
 use names::Names;
 
 /// What the command line says beside the file.
@@ -315,6 +317,8 @@ const FOLD_EVERY: Duration = Duration::from_millis(20);
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
 /// How long a start or a reload waits for names.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
+/// How long a start or a reload waits for the keys of issuers.
+const KEYS_LIMIT: Duration = Duration::from_secs(2);
 /// How often shards are looked at, and after how long without a tick one counts as stalled.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 const STALL_MAX: Duration = Duration::from_secs(2);
@@ -369,6 +373,12 @@ async fn control(
     let commits = Commits::new(if claims.store.is_some() { claims.cpus.len() } else { 0 })?;
     let shared = Arc::new(Shared::new(Arc::clone(&plan), totals, names.known(), commits));
     follow_calendar(&shared);
+    let source = Arc::new(source);
+    let keys = Keys::new();
+    say_without_keys(&keys.follow(&plan, &source, KEYS_LIMIT).await);
+    if let Some(sets) = keys.news() {
+        shared.keysets.store(Arc::new(sets));
+    }
     let start =
         |store: &Arc<Store>| Arc::clone(store).start(Arc::clone(&shared), Arc::clone(&catalog));
     let writer = claims.store.as_ref().map(start).transpose()?;
@@ -412,8 +422,9 @@ async fn control(
         });
     }
     let reloader = Reloader {
-        source: Arc::new(source),
+        source: Arc::clone(&source),
         registry: Arc::new(Mutex::new(registry)),
+        keys: Rc::clone(&keys),
         text: RefCell::new(loaded.text),
         started_with: plan,
         names: Rc::clone(&names),
@@ -480,6 +491,11 @@ async fn control(
                 desk.books.read(|_| ());
                 follow_calendar(&shared);
                 alarms.look(&shared.plan.load(), &shared.windows.load());
+                let wanted = shared.keys_wanted.swap(false, Ordering::Relaxed);
+                keys.tick(&shared.plan.load(), &source, wanted);
+                if let Some(sets) = keys.news() {
+                    shared.keysets.store(Arc::new(sets));
+                }
                 if let Some(addresses) = names.news() {
                     shared.addresses.store(Arc::new(addresses));
                 }
@@ -528,8 +544,16 @@ fn say_unresolved(names: &[Box<str>]) {
     }
 }
 
+/// Tokens of these issuers open nothing until their keys are there.
+fn say_without_keys(issuers: &[Arc<str>]) {
+    for issuer in issuers {
+        say(Level::Warn, "issuer_without_keys", &[("issuer", issuer)]);
+    }
+}
+
 /// Tells the shards when a day, a week or a month has begun, or the wall clock was set.
 fn follow_calendar(shared: &Shared) {
+    shared.set_unix(unix_ns(), crate::rt::now());
     let known = shared.windows.load();
     // Seconds since 1970 are positive and whole enough.
     let next = Windows::at(unix_seconds() as u64, crate::rt::now()).not_before(**known);
@@ -648,6 +672,7 @@ struct Reloader {
     /// What listeners, shards and the state folder were made from.
     started_with: Arc<Plan>,
     names: Rc<Names>,
+    keys: Rc<Keys>,
     desk: Arc<Desk>,
 }
 
@@ -695,9 +720,13 @@ impl Reloader {
         self.text.replace(text);
         let unresolved = self.names.refresh(&plan, RESOLVE_LIMIT).await;
         say_unresolved(&unresolved);
+        say_without_keys(&self.keys.follow(&plan, &self.source, KEYS_LIMIT).await);
         let plan = Arc::new(plan);
         let shared = &self.desk.shared;
-        // Names and addresses first: a request that sees the new plan finds both.
+        // Names, addresses and keys first: a request that sees the new plan finds them.
+        if let Some(sets) = self.keys.news() {
+            shared.keysets.store(Arc::new(sets));
+        }
         self.desk.catalog.store(Arc::new(catalog));
         shared.addresses.store(Arc::new(self.names.known()));
         shared.plan.store(Arc::clone(&plan));
@@ -834,6 +863,7 @@ mod tests {
                 registry: Arc::new(Mutex::new(registry)),
                 started_with: Arc::clone(&plan),
                 names: Names::new(names::system),
+                keys: Keys::new(),
                 desk: Arc::clone(&desk),
             };
             let routes = || {

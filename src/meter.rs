@@ -449,7 +449,8 @@ impl WallClock {
     }
 }
 
-fn unix_ns() -> u64 {
+/// Nanoseconds since 1970 by the wall clock.
+pub fn unix_ns() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }

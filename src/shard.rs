@@ -10,12 +10,11 @@ use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use sha2::{Digest, Sha256};
 
 use crate::client::{self, Client, NoBody, NoRequest};
 use crate::meter::{Ending, Failure, Meter};
@@ -26,24 +25,25 @@ use crate::pure::body;
 use crate::pure::dialect::{self, Endpoint};
 use crate::pure::fields::Known;
 use crate::pure::h1::{self, Decoder, Framing, Method, Parse};
+use crate::pure::jwt::KeySets;
 use crate::pure::limit::{History, Windows};
 use crate::pure::multipart;
 use crate::pure::plan::{Plan, Timeouts};
 use crate::pure::policy::{Policy, Ticket, Verdict};
 use crate::pure::relay::{Broken, End};
 use crate::pure::tokens::{self, Factors};
-use crate::pure::units::{
-    BackendId, Instant, KeyId, ModelId, Rng, RouteId, ShardId, TenantId, Tokens,
-};
+use crate::pure::units::{BackendId, Instant, ModelId, Rng, RouteId, ShardId, TenantId, Tokens};
 use crate::rt::{self, Bell, Driver, Listener, Timer};
 
+mod bearer;
 mod commits;
 mod limits;
 mod trip;
 mod wires;
 
+use bearer::Bearers;
 pub use commits::Commits;
-use limits::Stand;
+use limits::{Stand, Who};
 use trip::{Ids, Ruin, Trip};
 use wires::{Seat, Upload, Wake, Wakers, Wires, flush};
 
@@ -68,6 +68,12 @@ pub struct Shared {
     pub windows: ArcSwap<Windows>,
     /// What of it is on disk.
     pub commits: Commits,
+    /// The public keys of all issuers of tokens; control keeps them fresh.
+    pub keysets: ArcSwap<KeySets>,
+    /// A token was signed by a key that is not among them.
+    pub keys_wanted: AtomicBool,
+    /// What the wall clock shows at [`Instant::ZERO`], in nanoseconds since 1970; control follows it.
+    wall: AtomicI64,
 }
 
 impl Shared {
@@ -84,7 +90,23 @@ impl Shared {
             addresses: ArcSwap::from_pointee(addresses),
             windows: ArcSwap::default(),
             commits,
+            keysets: ArcSwap::default(),
+            keys_wanted: AtomicBool::new(false),
+            wall: AtomicI64::new(0),
         }
+    }
+
+    /// The wall clock at `now`, in seconds since 1970 (UTC).
+    pub fn unix(&self, now: Instant) -> u64 {
+        let wall = i128::from(self.wall.load(Ordering::Relaxed)) + i128::from(now.nanos());
+        u64::try_from(wall / 1_000_000_000).unwrap_or(0)
+    }
+
+    /// The wall clock shows `unix` nanoseconds since 1970 at `now`.
+    pub fn set_unix(&self, unix: u64, now: Instant) {
+        let wall = i128::from(unix) - i128::from(now.nanos());
+        // Until the year 2262 it fits.
+        self.wall.store(i64::try_from(wall).unwrap_or(i64::MAX), Ordering::Relaxed);
     }
 
     pub fn phase(&self) -> Phase {
@@ -160,6 +182,8 @@ struct Shard {
     history: RefCell<History>,
     /// How prompts that backends have counted compare to their estimates.
     factors: RefCell<Factors>,
+    /// Tokens that were checked.
+    bearers: RefCell<Bearers>,
     meter: RefCell<Meter>,
     ids: Ids,
     /// Bytes being put together to be sent at once; empty between two uses.
@@ -189,6 +213,7 @@ impl Shard {
             pool: RefCell::default(),
             history: RefCell::default(),
             factors: RefCell::default(),
+            bearers: RefCell::default(),
             meter: RefCell::new(meter),
             ids: Ids::new(Rng::seeded(seed).next_u64()),
             scratch: RefCell::default(),
@@ -412,11 +437,12 @@ async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
         let ready = trip.shard.shared.phase() == Phase::Running || path != "/readyz";
         return Ok(trip.reply(client, if ready { 200 } else { 503 }, b"{\"status\":\"ok\"}").await);
     }
-    let key = authenticate(&plan, client)?;
-    let tenant = key.map(|key| plan.keys[key.index()].tenant);
-    trip.admit(key, tenant);
+    let shard = &trip.shard;
+    let bearer = bearer::authenticate(&shard.shared, &shard.bearers, &plan, client)?;
+    let tenant = bearer.who.tenant;
+    trip.admit(&bearer);
     if trip.done.path == Endpoint::Models {
-        let body = models(&plan, key, path)?;
+        let body = models(&plan, &bearer.who, path)?;
         trip.body_read = client.head.framing == Framing::None;
         return Ok(trip.reply(client, 200, &body).await);
     }
@@ -485,34 +511,15 @@ fn is_large(framing: Framing) -> bool {
     }
 }
 
-/// Whose request this is; `None` on a gateway without keys.
-fn authenticate(plan: &Plan, client: &Client) -> Result<Option<KeyId>, Refusal> {
-    if plan.open() {
-        return Ok(None);
-    }
-    let given = client
-        .head
-        .field(&client.request, Known::Authorization)
-        .and_then(bearer)
-        .or_else(|| client.head.field(&client.request, Known::XApiKey));
-    let digest: [u8; 32] = Sha256::digest(given.unwrap_or_default()).into();
-    plan.key(&digest).map(Some).ok_or_else(Refusal::unauthorized)
-}
-
-fn bearer(value: &[u8]) -> Option<&[u8]> {
-    let (scheme, token) = value.split_at_checked(7)?;
-    scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
-}
-
-/// `/v1/models` and `/v1/models/{id}`, as far as this key may see.
-fn models(plan: &Plan, key: Option<KeyId>, path: &str) -> Result<Vec<u8>, Refusal> {
+/// `/v1/models` and `/v1/models/{id}`, as far as whoever asks may see.
+fn models(plan: &Plan, who: &Who, path: &str) -> Result<Vec<u8>, Refusal> {
     let one = path.strip_prefix("/v1/models/").map(percent_decode);
     let mut out = Vec::new();
     if one.is_none() {
         out.extend_from_slice(b"{\"object\":\"list\",\"data\":[");
     }
     let mut any = false;
-    for (name, _) in plan.visible_models(|name| key.is_none_or(|key| plan.key_may_use(key, name))) {
+    for (name, _) in plan.visible_models(|name| who.may_use(plan, name)) {
         if one.as_ref().is_some_and(|wanted| wanted != name.as_bytes()) {
             continue;
         }
@@ -621,7 +628,7 @@ async fn inspect(
     seen.require_model().map_err(bad_body)?;
     let asked = seen.model_str(body).unwrap_or_default();
     let mut model = plan.model(&asked);
-    if trip.who.key.is_some_and(|key| !plan.key_may_use(key, &asked)) {
+    if !trip.who.may_use(&plan, &asked) {
         let text = "This key may not use this model.";
         return Err(Refusal::invalid(403, text).param("model").code("model_not_allowed").into());
     }

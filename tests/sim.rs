@@ -148,7 +148,7 @@ impl World {
     }
 
     fn list(&self) -> Scopes<'_> {
-        let mut list = [None; 6];
+        let mut list = [None; 7];
         for (place, scope) in list.iter_mut().zip(&self.scopes) {
             *place = Some(scope);
         }

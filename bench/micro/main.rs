@@ -254,7 +254,7 @@ fn limits() -> Box<dyn FnMut()> {
         // As fast as the limits allow, as time goes on.
         now += 100_000;
         let at = units::Instant::from_nanos(black_box(now));
-        let scopes = plan.scopes(Some(key), tenant, model, route);
+        let scopes = plan.scopes(Some(key), tenant, None, model, route);
         let ask = Amount { input: 100, output: 200, nano: 300 };
         let Ok(grant) = scopes.take(black_box(ask), at, &windows) else {
             panic!("there is enough")

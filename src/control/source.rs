@@ -85,7 +85,7 @@ impl Source {
 const CONFIG_BYTES_MAX: u64 = 16 * 1024 * 1024;
 const SECRET_BYTES_MAX: u64 = 64 * 1024;
 
-fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
+pub(super) fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
     match file.take(bytes_max + 1).read_to_string(&mut text) {

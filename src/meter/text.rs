@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::{Booked, Catalog, Failure, Ledger, STATUSES, TIMED_NAMES_MAX, Times, TokenRow};
 use crate::pure::board::Totals;
+use crate::pure::jwt::Known;
 use crate::pure::units::{Series, ShardId, civil};
 
 /// What `/metrics` shows beside the ledger.
@@ -29,6 +30,8 @@ pub struct Facts<'a> {
     pub panics: u64,
     /// Tenants with a budget, and which share of it is spent.
     pub budgets: Vec<(Arc<str>, f64)>,
+    /// Issuers of tokens, and what is known of their keys.
+    pub issuers: Vec<(Arc<str>, Known)>,
     /// Whether the fleet's Redis answers, and what was leased from it; `None` without a fleet.
     pub fleet: Option<(bool, u64)>,
     /// Of the store: groups written, and attempts that failed.
@@ -249,6 +252,20 @@ fn gateway(page: &mut Page, facts: &Facts) {
     page.head("forebay_budget_spent_ratio", GAUGE, "Share of the budget spent or held.");
     for (tenant, share) in &facts.budgets {
         page.line("forebay_budget_spent_ratio", &[("tenant", tenant)], share);
+    }
+    if !facts.issuers.is_empty() {
+        page.head("forebay_jwks_keys", GAUGE, "Keys that an issuer's tokens may be signed by.");
+        for (issuer, known) in &facts.issuers {
+            let keys = known.set.as_ref().map_or(0, |set| set.len());
+            page.line("forebay_jwks_keys", &[("issuer", issuer)], keys);
+        }
+        page.head("forebay_jwks_refreshes_total", COUNTER, "Times an issuer's keys were read.");
+        for (issuer, known) in &facts.issuers {
+            for (result, count) in [("ok", known.refreshed), ("failed", known.failed)] {
+                let labels = [("issuer", &**issuer), ("result", result)];
+                page.line("forebay_jwks_refreshes_total", &labels, count);
+            }
+        }
     }
     if let Some((up, leases)) = facts.fleet {
         page.head("forebay_fleet_up", GAUGE, "Whether the fleet's Redis answers.");
@@ -525,6 +542,7 @@ mod tests {
             reloads_in_force: 0,
             reloads_refused: 0,
             panics: 0,
+            issuers: Vec::new(),
             budgets: vec![(Arc::from("a"), 0.25)],
             fleet: Some((true, 3)),
             state_commits: 0,

@@ -71,6 +71,20 @@ impl Refusal {
         Refusal::invalid(401, message).code("invalid_api_key")
     }
 
+    /// 401 for a token that is not good, and why in general terms (RFC 6750 3.1).
+    pub fn invalid_token(why: &str) -> Refusal {
+        Refusal::invalid(401, format!("The bearer token is not accepted: {why}."))
+            .code(INVALID_TOKEN)
+    }
+
+    /// What `www-authenticate` says of a 401.
+    pub fn challenge(&self) -> &'static str {
+        match self.code {
+            Some(INVALID_TOKEN) => "Bearer error=\"invalid_token\"",
+            _ => "Bearer",
+        }
+    }
+
     /// The JSON body in `envelope`.
     pub fn body(&self, envelope: Envelope) -> Vec<u8> {
         let mut out = Vec::with_capacity(160 + self.message.len());
@@ -108,6 +122,8 @@ impl Refusal {
         out
     }
 }
+
+const INVALID_TOKEN: &str = "invalid_token";
 
 /// Anthropic's names, by status (its API reference, "Errors").
 fn anthropic_kind(status: u16) -> &'static str {

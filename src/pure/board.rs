@@ -232,6 +232,8 @@ pub enum ScopeKind {
     Route,
     Model,
     Global,
+    /// A tenant's use under a tier that its tokens name; the name is both, with a NUL between them.
+    TenantTier,
 }
 
 /// A machine-wide amount with a limit that the running plan says: buffered bytes, connections.
@@ -338,13 +340,14 @@ impl Default for Registry {
 }
 
 impl ScopeKind {
-    pub const ALL: [ScopeKind; 6] = [
+    pub const ALL: [ScopeKind; 7] = [
         ScopeKind::Key,
         ScopeKind::TenantModel,
         ScopeKind::Tenant,
         ScopeKind::Route,
         ScopeKind::Model,
         ScopeKind::Global,
+        ScopeKind::TenantTier,
     ];
 }
 

@@ -1,7 +1,7 @@
 //! Limits and money: what a request reserves before it is sent, and what it is charged in the end.
 //!
-//! A request stands under up to six [`Scope`]s at once: its key, its tenant's use of the model, its
-//! tenant, the route, the model, the gateway. Each limits some of: requests, tokens (together, input,
+//! A request stands under up to seven [`Scope`]s at once: its key, its tenant's use of the model, the
+//! tier that its token names, its tenant, the route, the model, the gateway. Each limits some of: requests, tokens (together, input,
 //! output) per minute, tokens per day, requests at a time, a budget. All of them must allow it or
 //! nothing is taken. What is taken is a [`Grant`], which is settled once, to what was really used.
 //!
@@ -111,7 +111,7 @@ impl Amount {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Scopes<'p>([Option<&'p Scope>; SCOPES]);
 
-const SCOPES: usize = 6;
+const SCOPES: usize = 7;
 
 impl<'p> Scopes<'p> {
     pub fn new(scopes: [Option<&'p Scope>; SCOPES]) -> Scopes<'p> {

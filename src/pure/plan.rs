@@ -31,6 +31,7 @@ pub use terms::*;
 use crate::pure::board::{BackendRow, Registry, TenantRow};
 use crate::pure::fields::Forward;
 use crate::pure::h1::BasePath;
+use crate::pure::jwt::Verified;
 use crate::pure::limit::{Scope, Scopes};
 use crate::pure::units::{BackendId, KeyId, ModelId, NanoUsd, PoolId, RouteId, Series, TenantId};
 
@@ -118,6 +119,8 @@ pub struct Plan {
     pub tiers: Vec<Tier>,
     pub tenants: Vec<Tenant>,
     pub keys: Vec<Key>,
+    /// Whose tokens are taken as keys; each `iss` once.
+    pub issuers: Vec<Issuer>,
     /// Keys were made at run time, even if all of them have been revoked.
     made_keys: bool,
     pub global: Option<Scope>,
@@ -136,6 +139,7 @@ struct Lookup {
     /// First eight bytes of the digest and the key, sorted.
     keys: Vec<(u64, KeyId)>,
     models: HashMap<Box<str>, ModelId, FixedState>,
+    tenants: HashMap<Box<str>, TenantId, FixedState>,
     /// Routes that ask for exact names only, by each of those; ascending.
     by_model: HashMap<Box<str>, Vec<RouteId>, FixedState>,
     /// All other routes but `default`; ascending.
@@ -206,9 +210,33 @@ impl Plan {
             .find(|&id| same(&self.keys[id.index()].sha256, digest))
     }
 
-    /// No key is configured, and none was ever made at run time: everybody may in.
+    /// No key and no issuer of tokens is configured, and no key was ever made at run time: everybody
+    /// may in.
     pub fn open(&self) -> bool {
-        self.keys.is_empty() && !self.made_keys
+        self.keys.is_empty() && self.issuers.is_empty() && !self.made_keys
+    }
+
+    /// Whose request it is whose token says this, and the tier that counts, if it is the token's.
+    ///
+    /// The file's word on a tenant's tier stands: a claim counts for tenants to whom the file gives
+    /// none. One that names no tier of the file is refused, because no tier may be no limit.
+    ///
+    /// # Errors
+    /// There is no such tenant, or no such tier.
+    pub fn bearer(&self, said: &Verified) -> Result<(TenantId, Option<usize>), Unknown> {
+        let tenant = match &said.tenant {
+            Some(name) => self.lookup.tenants.get(name).copied(),
+            None => self.issuers[said.issuer].default_tenant,
+        };
+        let tenant = tenant.ok_or(Unknown::Tenant)?;
+        let tier = match (&self.tenants[tenant.index()].by_token, &said.tier) {
+            (Some(_), Some(name)) => {
+                let known = self.tiers.iter().position(|tier| *tier.name == **name);
+                Some(known.ok_or(Unknown::Tier)?)
+            }
+            _ => None,
+        };
+        Ok((tenant, tier))
     }
 
     /// A model by its own name or an alias, exactly.
@@ -279,19 +307,25 @@ impl Plan {
             && !own.is_some_and(|own| one(deny, own))
     }
 
-    /// The limits that a request stands under.
+    /// The limits that a request stands under. `tier` is one that [`Plan::bearer`] gave.
     pub fn scopes(
         &self,
         key: Option<KeyId>,
         tenant: Option<TenantId>,
+        tier: Option<usize>,
         model: Option<ModelId>,
         route: RouteId,
     ) -> Scopes<'_> {
         let tenant = tenant.map(|tenant| &self.tenants[tenant.index()]);
+        let by_token = tenant.and_then(|tenant| tenant.by_token.as_ref()).zip(tier);
         Scopes::new([
             key.and_then(|key| self.keys[key.index()].limits.as_ref()),
             tenant.zip(model).and_then(|(tenant, model)| tenant.of_model(model)),
-            tenant.and_then(|tenant| tenant.limits.as_ref()),
+            by_token.and_then(|(by_token, tier)| by_token.tiers.get(tier)?.as_ref()),
+            match by_token {
+                Some((by_token, _)) => by_token.own.as_ref(),
+                None => tenant.and_then(|tenant| tenant.limits.as_ref()),
+            },
             self.routes[route.index()].limits.as_ref(),
             model.and_then(|model| self.models[model.index()].limits.as_ref()),
             self.global.as_ref(),
@@ -306,7 +340,9 @@ impl Plan {
             .chain(self.models.iter().map(|model| &model.limits))
             .chain([&self.global]);
         let by_model = self.tenants.iter().flat_map(|tenant| &tenant.model_limits);
-        scopes.flatten().chain(by_model.map(|(_, scope)| scope))
+        let by_token = self.tenants.iter().filter_map(|tenant| tenant.by_token.as_ref());
+        let by_tier = by_token.flat_map(|by_token| by_token.tiers.iter().flatten());
+        scopes.flatten().chain(by_model.map(|(_, scope)| scope)).chain(by_tier)
     }
 
     /// Whether anything is counted over a day or longer.
@@ -323,6 +359,13 @@ impl Plan {
         let visible = self.lookup.visible.iter();
         visible.map(|(name, id)| (name.as_ref(), *id)).filter(move |(name, _)| may(name))
     }
+}
+
+/// What a good token names and the plan does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    Tenant,
+    Tier,
 }
 
 /// FNV-1a, 64 bits (Fowler, Noll, Vo).
@@ -634,6 +677,8 @@ pub struct Tenant {
     pub budget: Option<Budget>,
     /// Those of its tier, with its own in their place, and its budget.
     pub limits: Option<Scope>,
+    /// In the place of those, where a token names the tier; `None` where none may.
+    pub by_token: Option<ByToken>,
     /// Beside those, for its use of single models.
     pub model_limits: Vec<(ModelId, Scope)>,
     pub row: Arc<TenantRow>,

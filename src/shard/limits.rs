@@ -21,13 +21,24 @@ use crate::rt;
 pub struct Who {
     pub key: Option<KeyId>,
     pub tenant: Option<TenantId>,
+    /// That a token names, as an index into the plan's tiers.
+    pub tier: Option<usize>,
     pub model: Option<ModelId>,
     pub route: RouteId,
 }
 
 impl Who {
     fn scopes<'p>(&self, plan: &'p Plan) -> Scopes<'p> {
-        plan.scopes(self.key, self.tenant, self.model, self.route)
+        plan.scopes(self.key, self.tenant, self.tier, self.model, self.route)
+    }
+
+    /// Whether it may use a model under the name it asked for; on a gateway without keys all may.
+    pub fn may_use(&self, plan: &Plan, asked: &str) -> bool {
+        match (self.key, self.tenant) {
+            (Some(key), _) => plan.key_may_use(key, asked),
+            (None, Some(tenant)) => plan.may_use(tenant, asked),
+            (None, None) => true,
+        }
     }
 
     fn price(&self, plan: &Plan) -> Option<Price> {
@@ -279,7 +290,7 @@ fn refusal(denied: &Denied, ask: Amount) -> Refusal {
     let whose = match denied.whose {
         ScopeKind::Key => "this key",
         ScopeKind::TenantModel => "your use of this model",
-        ScopeKind::Tenant => "your account",
+        ScopeKind::Tenant | ScopeKind::TenantTier => "your account",
         ScopeKind::Route | ScopeKind::Model => "this model",
         ScopeKind::Global => "the gateway",
     };

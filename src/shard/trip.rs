@@ -6,6 +6,7 @@ use std::io::{self, IoSlice};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::bearer::Bearer;
 use super::commits::{Kept, kept};
 use super::limits::{self, QuotaFields, Stand, Who};
 use super::{Call, Failed, Fault, NoHead, Phase, PlanRef, Shard, Stop, Then};
@@ -20,7 +21,7 @@ use crate::pure::h1::{self, Decoder, Framing, Version};
 use crate::pure::plan::{Backend, OverBudget, Sync, Timeouts};
 use crate::pure::relay::{Broken, Relay, Seen, Watch};
 use crate::pure::tokens;
-use crate::pure::units::{BackendId, Instant, KeyId, ModelId, Rng, Series, TenantId, Tokens};
+use crate::pure::units::{BackendId, Instant, ModelId, Rng, Series, TenantId, Tokens};
 use crate::rt;
 
 pub struct Trip {
@@ -93,12 +94,10 @@ impl Trip {
     }
 
     /// Counts the request for its tenant.
-    pub fn admit(&mut self, key: Option<KeyId>, tenant: Option<TenantId>) {
-        self.who = Who { key, tenant, ..Who::default() };
-        if let Some(key) = key {
-            self.done.key = self.plan.keys[key.index()].series;
-        }
-        if let Some(tenant) = tenant {
+    pub fn admit(&mut self, bearer: &Bearer) {
+        self.who = bearer.who;
+        self.done.key = bearer.series;
+        if let Some(tenant) = bearer.who.tenant {
             let tenant = &self.plan.tenants[tenant.index()];
             self.done.tenant = tenant.series;
             self.tenant = Held::take(&tenant.row, None);
@@ -143,7 +142,11 @@ impl Trip {
         let mut fields = Vec::new();
         answer::push_retry_fields(&mut fields, refusal);
         match refusal.status {
-            401 => fields.extend_from_slice(b"www-authenticate: Bearer\r\n"),
+            401 => {
+                fields.extend_from_slice(b"www-authenticate: ");
+                fields.extend_from_slice(refusal.challenge().as_bytes());
+                fields.extend_from_slice(b"\r\n");
+            }
             405 => {
                 fields.extend_from_slice(b"allow: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS\r\n")
             }

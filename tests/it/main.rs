@@ -7,6 +7,7 @@
 mod bodies;
 mod fleet;
 mod harness;
+mod jwt;
 mod keys;
 mod leaving;
 mod lifecycle;

@@ -66,6 +66,7 @@ const ORDER: &[&str] = &[
     "pure::atomic",
     "pure::board",
     "pure::limit",
+    "pure::jwt",
     "pure::plan",
     "pure::balance",
     "pure::policy",

@@ -9,12 +9,13 @@ use foldhash::fast::FixedState;
 use super::problem::{Severity, nearest, suggest};
 use super::read::{Named, Reader};
 use super::spec::{
-    BackendSpec, EVERY_NAME, KeySpec, ModelSpec, Over, PoolSpec, RouteSpec, Spec, TenantSpec,
+    BackendSpec, EVERY_NAME, IssuerSpec, KeySpec, ModelSpec, Over, PoolSpec, RouteSpec, Spec,
+    TenantSpec,
 };
 use super::tree::Pos;
 use super::{
-    Backend, Budget, Canary, Candidate, Fallback, Fleet, Key, Limits, Lookup, Model, OverBudget,
-    Pattern, Plan, Pool, Route, Shadow, Strategy, Tenant, Tier, prefix,
+    Backend, Budget, ByToken, Canary, Candidate, Fallback, Fleet, Issuer, Key, Limits, Lookup,
+    Model, OverBudget, Pattern, Plan, Pool, Route, Shadow, Strategy, Tenant, Tier, prefix,
 };
 use crate::pure::board::{Full, Kind, Rate, Registry, ScopeKind};
 use crate::pure::limit::{Cap, Scope};
@@ -44,11 +45,20 @@ pub(super) fn plan(
             .map(|tenant| tenant_links(r, &names, &models, &lookup, &spec, tenant))
             .collect(),
         keys: spec.keys.iter().map(|key| key_tenant(r, &names, key)).collect(),
+        issuers: spec.issuers.iter().map(|issuer| issuer_tenant(r, &names, issuer)).collect(),
         fallbacks: spec.models.iter().map(|model| fallbacks(r, &models, model)).collect(),
     };
     fallbacks_end(r, &spec, &models, &links.fallbacks);
     advise(r, &spec, &models, &lookup);
+    if spec.tenants.is_empty()
+        && let Some(issuer) = spec.issuers.first()
+    {
+        let message = "the file has no tenant, so no token opens anything".to_owned();
+        r.notice(issuer.at.pos, &issuer.at.path, message, Severity::Advice);
+    }
     lookup.models = models.by_name;
+    let tenants = (0..).map(TenantId).zip(&spec.tenants);
+    lookup.tenants = tenants.map(|(id, tenant)| (tenant.at.name.as_str().into(), id)).collect();
     if !r.problems.is_empty() {
         return None;
     }
@@ -95,7 +105,10 @@ impl<'s> Names<'s> {
             names.enumerate().map(|(index, at)| (at.name.as_str(), index)).collect()
         }
         unique(r, "route", spec.routes.iter().map(|route| &route.at));
-        unique(r, "key", spec.keys.iter().map(|key| &key.at));
+        // An issuer's name stands where a key's id stands.
+        let keys = spec.keys.iter().map(|key| &key.at);
+        unique(r, "key", keys.chain(spec.issuers.iter().map(|issuer| &issuer.at)));
+        unique(r, "issuer", spec.issuers.iter().map(|issuer| &issuer.issuer));
         let backends = spec.pools.iter().flat_map(|pool| &pool.backends);
         unique(r, "backend", backends.map(|backend| &backend.at));
         let mut offsets = Vec::with_capacity(spec.pools.len());
@@ -298,6 +311,7 @@ struct Links {
     routes: Vec<Option<RouteLinks>>,
     tenants: Vec<TenantLinks>,
     keys: Vec<Option<TenantId>>,
+    issuers: Vec<Option<TenantId>>,
     fallbacks: Vec<Vec<Fallback>>,
 }
 
@@ -520,6 +534,13 @@ fn key_tenant(r: &mut Reader<'_>, names: &Names<'_>, key: &KeySpec) -> Option<Te
     })
 }
 
+fn issuer_tenant(r: &mut Reader<'_>, names: &Names<'_>, issuer: &IssuerSpec) -> Option<TenantId> {
+    let tenant = issuer.default_tenant.as_ref()?;
+    r.owned("issuer", &issuer.issuer.name, |r| {
+        find(r, "tenant", &names.tenants, tenant).map(|tenant| TenantId(id(tenant)))
+    })
+}
+
 fn fallbacks(r: &mut Reader<'_>, models: &Models, model: &ModelSpec) -> Vec<Fallback> {
     r.owned("model", &model.at.name, |r| {
         let mut chain: Vec<Fallback> = Vec::new();
@@ -656,7 +677,9 @@ fn room(registry: &Registry, spec: &Spec, implicit: &[Box<str>]) -> Result<(), F
     registry.room(Kind::Model, models.chain(implicit.iter().map(AsRef::as_ref)))?;
     registry.room(Kind::Route, spec.routes.iter().map(|route| route.at.name.as_str()))?;
     registry.room(Kind::Tenant, spec.tenants.iter().map(|tenant| tenant.at.name.as_str()))?;
-    registry.room(Kind::Key, spec.keys.iter().map(|key| key.at.name.as_str()))
+    let keys = spec.keys.iter().map(|key| key.at.name.as_str());
+    let issuers = spec.issuers.iter().map(|issuer| issuer.at.name.as_str());
+    registry.room(Kind::Key, keys.chain(issuers))
 }
 
 /// Moves everything into its place. Every reference is known to be good.
@@ -683,9 +706,10 @@ fn assemble(
             priority: tier.priority,
         })
         .collect();
+    let claimed = spec.issuers.iter().any(|issuer| issuer.rules.tier.is_some());
     let mut tenants = Vec::with_capacity(spec.tenants.len());
     for (tenant, links) in spec.tenants.into_iter().zip(links.tenants) {
-        tenants.push(tenant_of(tenant, links, &tiers, registry)?);
+        tenants.push(tenant_of(tenant, links, &tiers, claimed, registry)?);
     }
     let mut keys = Vec::with_capacity(spec.keys.len());
     for (key, tenant) in spec.keys.into_iter().zip(links.keys) {
@@ -698,6 +722,16 @@ fn assemble(
             sha256: key.sha256,
             models: key.models,
             deny_models: key.deny_models,
+        });
+    }
+    let mut issuers = Vec::with_capacity(spec.issuers.len());
+    for (issuer, default_tenant) in spec.issuers.into_iter().zip(links.issuers) {
+        issuers.push(Issuer {
+            series: registry.series(Kind::Key, &issuer.at.name)?,
+            name: Arc::from(issuer.at.name),
+            rules: issuer.rules,
+            keys: issuer.keys,
+            default_tenant,
         });
     }
     Ok(Plan {
@@ -714,6 +748,7 @@ fn assemble(
         tiers,
         tenants,
         keys,
+        issuers,
         made_keys: false,
         global: spec
             .global
@@ -856,6 +891,7 @@ fn tenant_of(
     tenant: TenantSpec,
     links: TenantLinks,
     tiers: &[Tier],
+    claimed: bool,
     registry: &mut Registry,
 ) -> Result<Tenant, Full> {
     let row = registry.tenant(&tenant.at.name)?;
@@ -878,6 +914,17 @@ fn tenant_of(
         cut: budget.cut,
     });
     let mut limits = tenant.rate_limit.unwrap_or_default();
+    let by_token = (claimed && tenant.tier.is_none()).then(|| ByToken {
+        own: scope(registry, ScopeKind::Tenant, &tenant.at.name, &limits, cap),
+        tiers: tiers
+            .iter()
+            .map(|tier| {
+                let name = format!("{}\0{}", tenant.at.name, tier.name);
+                let of_tier = tier.limits.clone().beside(&limits);
+                scope(registry, ScopeKind::TenantTier, &name, &of_tier, None)
+            })
+            .collect(),
+    });
     if let Some(tier) = links.tier {
         limits = limits.or(&tiers[tier].limits);
     }
@@ -888,6 +935,7 @@ fn tenant_of(
     let model_limits = model_limits.collect();
     Ok(Tenant {
         limits: scope(registry, ScopeKind::Tenant, &tenant.at.name, &limits, cap),
+        by_token,
         model_limits,
         name: Arc::clone(&row.name),
         series: row.series,

@@ -421,6 +421,11 @@ impl<'a> Reader<'a> {
         }
     }
 
+    /// What a file holds that is no secret, or why it cannot be read.
+    pub(super) fn file(&self, path: &str) -> Result<String, String> {
+        (self.files)(path)
+    }
+
     /// Any text but the empty one.
     pub(super) fn text(&mut self, item: &Item<'a>) -> Option<String> {
         let text = self.scalar(item)?;

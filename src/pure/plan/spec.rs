@@ -1,6 +1,7 @@
 //! The file, area by area, as it was written: names are still names. The order is that of the
 //! file in the design; the code that reads an area is its schema.
 
+mod issuers;
 mod pools;
 mod routes;
 
@@ -21,6 +22,7 @@ use super::{
 use crate::pure::fields::Forward;
 use crate::pure::limit::Per;
 use crate::pure::units::NanoUsd;
+pub(super) use issuers::IssuerSpec;
 
 pub(super) struct Spec {
     pub server: ServerSpec,
@@ -35,6 +37,7 @@ pub(super) struct Spec {
     pub tiers: Vec<TierSpec>,
     pub tenants: Vec<TenantSpec>,
     pub keys: Vec<KeySpec>,
+    pub issuers: Vec<IssuerSpec>,
     pub global: Option<Limits>,
 }
 
@@ -230,6 +233,7 @@ pub(super) fn read<'a>(r: &mut Reader<'a>, root: &'a Node) -> Option<Spec> {
             let items = r.list(item);
             Some(items.iter().filter_map(|item| routes::key(r, item)).collect::<Vec<_>>())
         });
+        let issuers = f.get(r, "jwt", |r, item| Some(r.all(item, issuers::issuer)));
         let global = f.get(r, "global", routes::limits);
         // What is missing was reported; the rest is still checked against each other.
         if pools.is_none() {
@@ -250,6 +254,7 @@ pub(super) fn read<'a>(r: &mut Reader<'a>, root: &'a Node) -> Option<Spec> {
             tiers: tiers.unwrap_or_default(),
             tenants: tenants.unwrap_or_default(),
             keys: keys.unwrap_or_default(),
+            issuers: issuers.unwrap_or_default(),
             global,
         })
     })
@@ -277,6 +282,26 @@ fn area<'a, T>(
         }
     }
     members
+}
+
+/// Reads an element of a list as the owner that its member `name` says.
+fn by_member<'a, T>(
+    r: &mut Reader<'a>,
+    kind: &'static str,
+    name: &str,
+    item: &Item<'a>,
+    read: impl FnOnce(&mut Reader<'a>, &Item<'a>) -> Option<T>,
+) -> Option<T> {
+    let owner = match &item.node.value {
+        Value::Map(entries) => {
+            entries.iter().find(|entry| entry.key == name).and_then(|entry| entry.node.scalar())
+        }
+        _ => None,
+    };
+    match owner {
+        Some(owner) => r.owned(kind, owner, |r| read(r, item)),
+        None => read(r, item),
+    }
 }
 
 /// The fields of a member that may be nothing at all (`small: ~`).

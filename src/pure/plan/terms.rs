@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Secret;
-use crate::pure::limit::Per;
-use crate::pure::units::{ModelId, NanoUsd, PoolId};
+use crate::pure::jwt::{KeySet, Rules};
+use crate::pure::limit::{Per, Scope};
+use crate::pure::units::{ModelId, NanoUsd, PoolId, Series, TenantId};
 
 /// Limits as the file writes them, of a tier, a tenant, a key, a model, a route or the whole
 /// gateway; `None` is no limit.
@@ -35,6 +36,22 @@ impl Limits {
             && self.concurrency.is_none()
     }
 
+    /// These, without what `own` limits already.
+    pub fn beside(self, own: &Limits) -> Limits {
+        fn free<T>(value: Option<T>, own: &Option<T>) -> Option<T> {
+            value.filter(|_| own.is_none())
+        }
+        Limits {
+            rpm: free(self.rpm, &own.rpm),
+            tpm: free(self.tpm, &own.tpm),
+            itpm: free(self.itpm, &own.itpm),
+            otpm: free(self.otpm, &own.otpm),
+            tpd: free(self.tpd, &own.tpd),
+            concurrency: free(self.concurrency, &own.concurrency),
+            ..self
+        }
+    }
+
     /// These, and those of `other` where these say nothing.
     pub fn or(self, other: &Limits) -> Limits {
         Limits {
@@ -57,6 +74,56 @@ pub struct Tier {
     pub name: Arc<str>,
     pub limits: Limits,
     pub priority: Priority,
+}
+
+/// What limits a tenant whose tier a token names. Tiers are counted apart, each by its own limits;
+/// what the tenant itself is limited by counts them all.
+#[derive(Clone, Debug)]
+pub struct ByToken {
+    /// The tenant's own limits, and its budget.
+    pub own: Option<Scope>,
+    /// By index into [`super::Plan::tiers`].
+    pub tiers: Vec<Option<Scope>>,
+}
+
+/// Whose tokens are taken as keys.
+#[derive(Clone, Debug)]
+pub struct Issuer {
+    /// What logs say in the place of a key's id.
+    pub name: Arc<str>,
+    pub series: Series,
+    pub rules: Rules,
+    pub keys: KeySource,
+    /// Whose the tokens are that name no tenant.
+    pub default_tenant: Option<TenantId>,
+}
+
+/// Where an issuer's public keys are.
+#[derive(Clone, Debug)]
+pub enum KeySource {
+    /// Looked at again when it changes.
+    File {
+        path: Box<str>,
+        /// As they were when the plan was built.
+        set: Arc<KeySet>,
+    },
+    Url {
+        /// May hold a token.
+        url: Secret,
+        /// PEM: certificates to trust in the place of the machine's.
+        ca: Option<Arc<str>>,
+        every: Duration,
+    },
+}
+
+impl KeySource {
+    /// The same for the same place.
+    pub fn place(&self) -> &str {
+        match self {
+            KeySource::File { path, .. } => path,
+            KeySource::Url { url, .. } => url.expose(),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

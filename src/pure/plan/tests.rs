@@ -2,6 +2,7 @@
 //! Method: the design's example, files that are wrong in many ways, seeded mutations of good ones.
 
 mod broken;
+mod issuers;
 mod lookups;
 
 use super::*;
@@ -90,6 +91,9 @@ tiers:
 tenants:
   acme: { tier: pro, models: ["llama-3-*"], regions: [cn-east], reserve: p95,
           budget: { usd: 5000, per: month, over: downgrade, to: llama-3-8b } }
+jwt:
+  - { name: sso, issuer: "https://sso.example.com", audience: forebay, algorithms: [RS256, ES256], leeway: 10s,
+      tenant: realm.team, tier: plan, default_tenant: acme, jwks: { url: "https://sso.example.com/keys?v=1", every: 1m } }
 keys:
   - { id: acme-1, tenant: acme, sha256: "00000000000000000000000000000000000000000000000000000000000000aa" }
 global: { rpm: 100000 }

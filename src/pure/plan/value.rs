@@ -374,6 +374,33 @@ pub(super) fn url(text: &str) -> Result<Target, Wrong> {
     Ok(Target { tls, host, port, authority: authority.into(), base_path })
 }
 
+/// Where something is fetched from: `https://host[:port][/path][?query]`.
+pub(super) fn web_url(text: &str) -> Result<Box<str>, Wrong> {
+    const HINT: &str = "write it as `https://sso.example.com/keys`";
+    let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let (authority, path) = rest.split_at(end);
+    if authority.contains('@') {
+        return Err(Wrong::new("this URL holds a user or a password", HINT));
+    }
+    let plain = text.bytes().all(|b| b.is_ascii_graphic()) && !path.contains(['#', '\\', '"', '<']);
+    match url(&format!("{scheme}://{authority}")) {
+        Ok(_) if plain => Ok(text.into()),
+        _ => Err(Wrong::new("{shown} is not a URL that can be asked", HINT)),
+    }
+}
+
+/// Whether a URL names this machine, as `http://127.0.0.1:8080/keys` does.
+pub(super) fn is_loopback(text: &str) -> bool {
+    let rest = text.split_once("://").map_or(text, |(_, rest)| rest);
+    let authority = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len())).0;
+    match url(&format!("http://{authority}")) {
+        Ok(Target { host: Host::Ip(ip), .. }) => ip.is_loopback(),
+        Ok(Target { host: Host::Name(name), .. }) => &*name == "localhost",
+        Err(_) => false,
+    }
+}
+
 /// An IPv4 address in the one usual form, or a host name; `None` for what is neither.
 fn host_of(host: &str) -> Option<Host> {
     if let Ok(ip) = host.parse::<Ipv4Addr>() {

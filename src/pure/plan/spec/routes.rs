@@ -2,7 +2,7 @@
 
 use super::{
     BudgetSpec, CanarySpec, KeySpec, Over, RouteSpec, ShadowSpec, TOKENS_MAX, TenantSpec, TierSpec,
-    WEIGHT_MAX, fields_or_none, place, words,
+    WEIGHT_MAX, by_member, fields_or_none, place, words,
 };
 use crate::pure::board::AMOUNT_MAX;
 use crate::pure::limit::Per;
@@ -10,32 +10,11 @@ use crate::pure::plan::read::{Fields, Item, Named, Reader, shown};
 use crate::pure::plan::terms::{
     Admission, Conditions, Headroom, Limits, Priority, Promote, Queue, Reserve, UnitSpec,
 };
-use crate::pure::plan::tree::Value;
 use crate::pure::plan::value;
 use crate::pure::plan::{Match, Pattern, Retry, Strategy};
 
 pub(super) fn route<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<RouteSpec> {
     by_member(r, "route", "name", item, |r, item| r.fields(item, route_fields))
-}
-
-/// Reads an element of a list as the owner that its member `name` says.
-fn by_member<'a, T>(
-    r: &mut Reader<'a>,
-    kind: &'static str,
-    name: &str,
-    item: &Item<'a>,
-    read: impl FnOnce(&mut Reader<'a>, &Item<'a>) -> Option<T>,
-) -> Option<T> {
-    let owner = match &item.node.value {
-        Value::Map(entries) => {
-            entries.iter().find(|entry| entry.key == name).and_then(|entry| entry.node.scalar())
-        }
-        _ => None,
-    };
-    match owner {
-        Some(owner) => r.owned(kind, owner, |r| read(r, item)),
-        None => read(r, item),
-    }
 }
 
 fn route_fields<'a>(r: &mut Reader<'a>, f: &mut Fields<'a>) -> Option<RouteSpec> {
