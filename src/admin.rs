@@ -36,7 +36,8 @@ use tokio::time::{Instant, Sleep};
 
 use crate::export::UNWRITTEN;
 use crate::meter::events;
-use crate::meter::text::{Facts, Process, USAGE_CSV_HEAD, render, usage_csv, usage_json};
+use crate::meter::text::{Facts, Process, render, usage_csv, usage_csv_head, usage_json};
+use crate::meter::usage::{By, Pending, Question, Sums, day_of};
 use crate::meter::{Catalog, Ledger, Link};
 use crate::pure::jwt::{self, KeySets};
 use crate::pure::limit::Windows;
@@ -51,6 +52,8 @@ pub struct Desk {
     pub shared: Arc<Shared>,
     pub catalog: Arc<ArcSwap<Catalog>>,
     pub books: Books,
+    /// Usage by day that the store has not taken yet.
+    pub usage: Arc<Pending>,
     /// Each shard and its driver's name.
     pub shards: Vec<(ShardId, &'static str)>,
     /// Orders to control, who answers each.
@@ -88,6 +91,15 @@ impl Books {
         let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
         ledger.fold(&self.links);
         look(&ledger)
+    }
+
+    /// Names what was used since the last time.
+    pub fn name_usage(&self, pending: &Pending, catalog: &Catalog) {
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.fold(&self.links);
+        for (whose, spend) in ledger.spends() {
+            pending.name(whose, &spend, catalog);
+        }
     }
 }
 
@@ -196,11 +208,19 @@ fn issuers(plan: &Plan, sets: &KeySets) -> Vec<(Arc<str>, jwt::Known)> {
 #[derive(serde::Deserialize)]
 struct Whose {
     tenant: Option<String>,
+    key: Option<String>,
+    model: Option<String>,
+    route: Option<String>,
+    /// What to tell usage apart by, with commas: asks for usage by day, which is kept.
+    by: Option<String>,
+    /// Days, both included; without them, all.
+    from: Option<String>,
+    to: Option<String>,
     #[serde(default)]
     format: Format,
 }
 
-#[derive(Default, serde::Deserialize)]
+#[derive(Clone, Copy, Default, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Format {
     #[default]
@@ -209,10 +229,20 @@ enum Format {
 }
 
 async fn usage(State(desk): State<Arc<Desk>>, Query(whose): Query<Whose>) -> Response {
+    if let Some(by) = &whose.by {
+        return match question(&whose, by) {
+            Ok(question) => usage_by_day(desk, question, whose.format).await,
+            Err(why) => refuse(StatusCode::BAD_REQUEST, &why),
+        };
+    }
+    let more = [&whose.key, &whose.model, &whose.route, &whose.from, &whose.to];
+    if more.iter().any(|more| more.is_some()) {
+        return refuse(StatusCode::BAD_REQUEST, "without `by`, only `tenant` and `format` count");
+    }
     let catalog = desk.catalog.load();
     let mut body = String::new();
     if matches!(whose.format, Format::Csv) {
-        body.push_str(USAGE_CSV_HEAD);
+        body.push_str(&usage_csv_head());
         desk.books.read(|ledger| {
             for tenant in &catalog.tenants {
                 if whose.tenant.as_deref().is_none_or(|name| *name == *tenant.name) {
@@ -242,6 +272,53 @@ async fn usage(State(desk): State<Arc<Desk>>, Query(whose): Query<Whose>) -> Res
     }
     body.push('\n');
     json_text(StatusCode::OK, body)
+}
+
+fn question(whose: &Whose, by: &str) -> Result<Question, String> {
+    let by = by.split(',').map(|name| {
+        let by = By::ALL.into_iter().find(|by| by.name() == name);
+        by.ok_or_else(|| format!("`by` takes day, tenant, key, model and route, not `{name}`"))
+    });
+    let day = |text: &Option<String>, default| match text {
+        None => Ok(default),
+        Some(text) => day_of(text).ok_or_else(|| format!("`{text}` is no date like 2026-12-31")),
+    };
+    Ok(Question {
+        by: by.collect::<Result<_, _>>()?,
+        from: day(&whose.from, 0)?,
+        to: day(&whose.to, u32::MAX)?,
+        only: [&whose.tenant, &whose.key, &whose.model, &whose.route].map(Clone::clone),
+    })
+}
+
+/// Usage of each day, as the store keeps it, up to this moment.
+async fn usage_by_day(desk: Arc<Desk>, question: Question, format: Format) -> Response {
+    desk.books.name_usage(&desk.usage, &desk.catalog.load());
+    let work = move || {
+        let mut sums = Sums::new(question);
+        let read = match &desk.store {
+            Some(store) => {
+                let days = sums.days();
+                store.usage(days, &desk.usage, |entry, spend| sums.add(entry, spend))
+            }
+            None => {
+                desk.usage.each(|entry, spend| sums.add(entry, spend));
+                Ok(())
+            }
+        };
+        read.map(|()| match format {
+            Format::Csv => sums.csv(),
+            Format::Json => sums.json(),
+        })
+    };
+    match tokio::task::spawn_blocking(work).await {
+        Ok(Ok(body)) if matches!(format, Format::Csv) => {
+            ([(header::CONTENT_TYPE, "text/csv; charset=utf-8")], body).into_response()
+        }
+        Ok(Ok(body)) => json_text(StatusCode::OK, body),
+        Ok(Err(why)) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &why.to_string()),
+        Err(_) => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the answer could not be made"),
+    }
 }
 
 async fn readyz(State(desk): State<Arc<Desk>>) -> Response {
@@ -771,6 +848,7 @@ mod tests {
             )),
             catalog: Arc::new(ArcSwap::from_pointee(Catalog::of(&registry))),
             books: Books::new(vec![link]),
+            usage: Arc::default(),
             shards: vec![(ShardId(0), "epoll")],
             reload,
             store: None,

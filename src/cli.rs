@@ -53,7 +53,7 @@ enum Command {
     Check(CheckArgs),
     /// List, make, rotate and revoke keys of a gateway that runs, by its admin port.
     Keys(KeysArgs),
-    /// What each tenant has used since the gateway started, by its admin port.
+    /// What was used: by each tenant since the gateway started, or by days and more (`--by`).
     Usage(UsageArgs),
     /// Run a gateway with two built-in backends on this machine, to try it.
     Demo(DemoArgs),
@@ -171,6 +171,16 @@ struct UsageArgs {
     /// Of this tenant alone.
     #[arg(long)]
     tenant: Option<String>,
+    /// Tells usage apart by some of `day,tenant,key,model,route`, over restarts where `state.dir` is
+    /// set.
+    #[arg(long, value_name = "NAMES")]
+    by: Option<String>,
+    /// From this day on (UTC), with `--by`.
+    #[arg(long, value_name = "YYYY-MM-DD", requires = "by")]
+    from: Option<String>,
+    /// Up to this day.
+    #[arg(long, value_name = "YYYY-MM-DD", requires = "by")]
+    to: Option<String>,
     /// JSON instead of CSV.
     #[arg(long)]
     json: bool,
@@ -206,9 +216,11 @@ fn keys(args: &KeysArgs) -> ExitCode {
 
 fn usage(args: &UsageArgs) -> ExitCode {
     let mut path = format!("/usage?format={}", if args.json { "json" } else { "csv" });
-    if let Some(tenant) = &args.tenant {
-        path.push_str("&tenant=");
-        path.push_str(&ask::escape(tenant));
+    let UsageArgs { tenant, by, from, to, .. } = args;
+    for (name, value) in [("tenant", tenant), ("by", by), ("from", from), ("to", to)] {
+        if let Some(value) = value {
+            path.push_str(&format!("&{name}={}", ask::escape(value)));
+        }
     }
     show(ask::ask(&args.config, "GET", &path, None))
 }

@@ -30,6 +30,7 @@ use crate::admin::{self, Books, Desk, Order, Reloaded, Reloads};
 use crate::export::AccessLog;
 use crate::fleet::Fleet;
 use crate::meter::events::{self, Level, say};
+use crate::meter::usage::Pending;
 use crate::meter::{Catalog, Meter, unix_ns};
 use crate::pure::board::Registry;
 use crate::pure::limit::Windows;
@@ -379,8 +380,10 @@ async fn control(
     if let Some(sets) = keys.news() {
         shared.keysets.store(Arc::new(sets));
     }
-    let start =
-        |store: &Arc<Store>| Arc::clone(store).start(Arc::clone(&shared), Arc::clone(&catalog));
+    let usage = Arc::new(Pending::default());
+    let start = |store: &Arc<Store>| {
+        Arc::clone(store).start(Arc::clone(&shared), Arc::clone(&catalog), Arc::clone(&usage))
+    };
     let writer = claims.store.as_ref().map(start).transpose()?;
     let fleet = match &plan.fleet {
         Some(_) => Some(Fleet::start(Arc::clone(&shared))?),
@@ -407,6 +410,7 @@ async fn control(
         shared: Arc::clone(&shared),
         catalog: Arc::clone(&catalog),
         books: Books::new(links),
+        usage,
         shards: drivers,
         reload: orders.clone(),
         store: claims.store.clone(),
@@ -502,6 +506,7 @@ async fn control(
             }
             _ = resolve.tick() => names.start(&shared.plan.load()),
             _ = watch.tick() => {
+                desk.books.name_usage(&desk.usage, &catalog.load());
                 let stalled = desk.books.stalled(crate::rt::now(), STALL_MAX);
                 for shard in &stalled {
                     say(Level::Error, "shard_stalled", &[("shard", &shard.0)]);
@@ -517,6 +522,7 @@ async fn control(
     if let Some(fleet) = fleet {
         fleet.finish();
     }
+    desk.books.name_usage(&desk.usage, &catalog.load());
     if let Some(writer) = writer {
         writer.finish();
     }
@@ -851,6 +857,7 @@ mod tests {
                 )),
                 catalog: Arc::new(ArcSwap::from_pointee(Catalog::of(&registry))),
                 books: Books::new(Vec::new()),
+                usage: Arc::default(),
                 shards: Vec::new(),
                 reload,
                 store: None,

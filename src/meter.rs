@@ -27,6 +27,9 @@ pub mod events;
 #[cfg(test)]
 mod tests;
 pub mod text;
+pub mod usage;
+
+use usage::{Spend, Spends, Whose};
 
 /// A shard's pen. Methods cost a few array writes each; a row allocates when its name is first
 /// used, and never again.
@@ -119,14 +122,26 @@ impl Meter {
         let sheet = &mut *self.sheet;
         let route = sheet.routes.at(done.route);
         route.statuses[status_slot(done.status)] += 1;
+        route.booked.add(&done.usage);
         let timed = sheet.routes.timed(done.route);
         timed.duration.record(done.duration);
         sheet.tenants.at(done.tenant).add(&done.usage);
         sheet.models.at(done.model).add(&done.usage);
+        sheet.keys.at(done.key).add(&done.usage);
+        let unix_ms = self.wall.unix_ms(done.at);
+        let whose = Whose {
+            // Days fit for eleven million years.
+            day: (unix_ms / 86_400_000) as u32,
+            tenant: done.tenant,
+            key: done.key,
+            model: done.model,
+            route: done.route,
+        };
+        sheet.spends.add(whose, &Spend { requests: 1, booked: done.usage });
         sheet.shard.bytes_in += done.bytes_in;
         sheet.shard.bytes_out += done.bytes_out;
         if let Some(records) = &mut self.records
-            && !records.push(Record { unix_ms: self.wall.unix_ms(done.at), done: *done })
+            && !records.push(Record { unix_ms, done: *done })
         {
             sheet.shard.records_dropped += 1;
         }
@@ -316,6 +331,20 @@ pub struct Booked {
     pub reasoning: u64,
     /// Part of `prompt + completion` that no backend reported.
     pub estimated: u64,
+    /// What it costs by the plan's prices, in billionths of a dollar.
+    pub nano: u64,
+}
+
+impl Booked {
+    /// Saturates: a backend that reports 2^63 tokens twice must not wrap a bill to nothing.
+    fn add(&mut self, more: &Booked) {
+        self.prompt = self.prompt.saturating_add(more.prompt);
+        self.completion = self.completion.saturating_add(more.completion);
+        self.cached = self.cached.saturating_add(more.cached);
+        self.reasoning = self.reasoning.saturating_add(more.reasoning);
+        self.estimated = self.estimated.saturating_add(more.estimated);
+        self.nano = self.nano.saturating_add(more.nano);
+    }
 }
 
 /// How a request ended.
@@ -462,6 +491,8 @@ struct Sheet {
     backends: Rows<BackendCounts<u32>>,
     tenants: Rows<TokenRow>,
     models: Rows<TokenRow>,
+    keys: Rows<TokenRow>,
+    spends: Spends,
     shard: ShardRow,
 }
 
@@ -571,6 +602,7 @@ pub struct RouteRow<C: Counter> {
     pub statuses: [u64; STATUS_SLOTS],
     pub aborts: u64,
     pub retries: u64,
+    pub booked: Booked,
     pub ttft: Times<C>,
     pub gap: Times<C>,
     pub duration: Times<C>,
@@ -583,6 +615,7 @@ impl<C: Counter> Default for RouteRow<C> {
             statuses: [0; STATUS_SLOTS],
             aborts: 0,
             retries: 0,
+            booked: Booked::default(),
             ttft: Times::default(),
             gap: Times::default(),
             duration: Times::default(),
@@ -601,6 +634,7 @@ impl Row for RouteRow<u32> {
         fold_all(&mut self.statuses, &mut total.statuses);
         total.aborts += std::mem::take(&mut self.aborts);
         total.retries += std::mem::take(&mut self.retries);
+        total.booked.add(&std::mem::take(&mut self.booked));
         self.ttft.fold(&mut total.ttft);
         self.gap.fold(&mut total.gap);
         self.duration.fold(&mut total.duration);
@@ -642,7 +676,7 @@ impl Row for BackendCounts<u32> {
     }
 }
 
-/// Tokens of one tenant or one model.
+/// Tokens of one tenant, key, model or route.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TokenRow {
     touched: bool,
@@ -651,19 +685,9 @@ pub struct TokenRow {
 }
 
 impl TokenRow {
-    /// Saturates: a backend that reports 2^63 tokens twice must not wrap a bill to nothing.
     fn add(&mut self, more: &Booked) {
         self.requests += 1;
-        self.sum(more);
-    }
-
-    fn sum(&mut self, more: &Booked) {
-        let so_far = &mut self.booked;
-        so_far.prompt = so_far.prompt.saturating_add(more.prompt);
-        so_far.completion = so_far.completion.saturating_add(more.completion);
-        so_far.cached = so_far.cached.saturating_add(more.cached);
-        so_far.reasoning = so_far.reasoning.saturating_add(more.reasoning);
-        so_far.estimated = so_far.estimated.saturating_add(more.estimated);
+        self.booked.add(more);
     }
 }
 
@@ -676,7 +700,7 @@ impl Row for TokenRow {
 
     fn fold(&mut self, total: &mut TokenRow) {
         total.requests += self.requests;
-        total.sum(&self.booked);
+        total.booked.add(&self.booked);
         *self = TokenRow::default();
     }
 }
@@ -795,6 +819,9 @@ pub struct Ledger {
     pub backends: Totalled<BackendCounts<u64>>,
     pub tenants: Totalled<TokenRow>,
     pub models: Totalled<TokenRow>,
+    pub keys: Totalled<TokenRow>,
+    /// Since [`Ledger::spends`] was called last.
+    spends: Spends,
     pub shards: ShardRow,
 }
 
@@ -818,6 +845,10 @@ impl Ledger {
         sheet.backends.fold(&mut self.backends);
         sheet.tenants.fold(&mut self.tenants);
         sheet.models.fold(&mut self.models);
+        sheet.keys.fold(&mut self.keys);
+        for (whose, spend) in sheet.spends.drain() {
+            self.spends.add(whose, &spend);
+        }
         let from = std::mem::take(&mut sheet.shard);
         let total = &mut self.shards;
         total.opened += from.opened;
@@ -826,6 +857,11 @@ impl Ledger {
         total.bytes_in += from.bytes_in;
         total.bytes_out += from.bytes_out;
         total.records_dropped += from.records_dropped;
+    }
+
+    /// Usage by day and by who, each of it once.
+    pub fn spends(&mut self) -> impl Iterator<Item = (Whose, Spend)> + '_ {
+        self.spends.drain()
     }
 
     pub fn requests(&self) -> u64 {

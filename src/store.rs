@@ -1,5 +1,5 @@
-//! What must outlive the process: what was spent of days and budgets, and keys that were made at run
-//! time.
+//! What must outlive the process: what was spent of days and budgets, keys that were made at run
+//! time, and usage by day.
 //!
 //! One thread writes, in groups: every [`GROUP`] it takes the counters that have changed since the
 //! last time and commits them in one transaction, which is on disk when it returns. A process that
@@ -19,8 +19,9 @@ use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition}
 
 use crate::meter::Catalog;
 use crate::meter::events::{Level, say};
+use crate::meter::usage::{Pending, Spend};
 use crate::pure::board::{LimitRow, Registry, ScopeKind};
-use crate::pure::limit::{Windows, per_of};
+use crate::pure::limit::{Per, Windows, per_of};
 use crate::shard::Shared;
 
 /// How long changes are gathered for one commit.
@@ -34,6 +35,10 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const COUNTERS: TableDefinition<&[u8], (u64, u64)> = TableDefinition::new("counters");
 /// Keys that were made at run time: id to a JSON object.
 const KEYS: TableDefinition<&str, &str> = TableDefinition::new("keys");
+/// Usage by day and by who (see [`crate::meter::usage::entry`]).
+const USAGE: TableDefinition<&[u8], [u64; 7]> = TableDefinition::new("usage");
+/// How long usage is kept.
+const USAGE_DAYS: u32 = 400;
 /// What wrote this file.
 const META: TableDefinition<&str, u64> = TableDefinition::new("forebay");
 const FORMAT: u64 = 1;
@@ -100,6 +105,7 @@ impl Store {
                 }
                 write.open_table(COUNTERS)?;
                 write.open_table(KEYS)?;
+                write.open_table(USAGE)?;
                 found.unwrap_or(FORMAT)
             };
             write.commit()?;
@@ -151,6 +157,41 @@ impl Store {
             }
         }
         Ok(count)
+    }
+
+    /// Looks at all usage of the days from `from` to `to`, both included, written or still pending.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn usage(
+        &self,
+        (from, to): (u32, u32),
+        pending: &Pending,
+        mut look: impl FnMut(&[u8], &Spend),
+    ) -> Result<(), redb::Error> {
+        // Both at one moment between two commits, so that nothing is seen twice or missed.
+        let table = self.with(|database| {
+            let table = database.begin_read()?.open_table(USAGE)?;
+            pending.each(&mut look);
+            Ok(table)
+        })?;
+        let (from, behind) = (from.to_be_bytes(), to.saturating_add(1).to_be_bytes());
+        for entry in table.range::<&[u8]>(&from[..]..&behind[..])? {
+            let (entry, words) = entry?;
+            look(entry.value(), &Spend::of(words.value()));
+        }
+        Ok(())
+    }
+
+    /// Forgets usage of days before `day`.
+    fn forget_usage_before(&self, day: u32) -> Result<(), redb::Error> {
+        self.with(|database| {
+            let write = database.begin_write()?;
+            let day = day.to_be_bytes();
+            write.open_table(USAGE)?.retain_in::<&[u8], _>(..&day[..], |_, _| false)?;
+            write.commit()?;
+            Ok(())
+        })
     }
 
     /// Every key that was ever made, as it was put.
@@ -208,6 +249,7 @@ impl Store {
         self: Arc<Self>,
         shared: Arc<Shared>,
         catalog: Arc<ArcSwap<Catalog>>,
+        pending: Arc<Pending>,
     ) -> std::io::Result<Writer> {
         let stop = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&stop);
@@ -216,12 +258,13 @@ impl Store {
             let this = std::thread::current();
             commits.serve(move || this.unpark());
             let mut failing: Option<Instant> = None;
+            let mut swept = 0;
             loop {
                 // Read before the last look at the board: what was counted until now is written.
                 let last = told.load(Ordering::Acquire);
                 let waited_for = commits.begin();
                 let windows = **shared.windows.load();
-                match self.commit(&catalog.load().limits, &windows) {
+                match self.commit(&catalog.load().limits, &windows, &pending) {
                     Ok(written) => {
                         if failing.take().is_some() {
                             say(Level::Info, "state_written_again", &[]);
@@ -241,6 +284,13 @@ impl Store {
                 if waited_for {
                     commits.ring();
                 }
+                // Days since 1970 fit.
+                let today = windows.number(Per::Day) as u32;
+                if swept != today && failing.is_none() {
+                    // What is not forgotten today is tomorrow.
+                    let _ = self.forget_usage_before(today.saturating_sub(USAGE_DAYS));
+                    swept = today;
+                }
                 if last {
                     return;
                 }
@@ -255,10 +305,25 @@ impl Store {
         Ok(Writer { stop, thread: Some(thread) })
     }
 
-    /// Writes what has changed, in one transaction; how many counters that were.
-    fn commit(&self, rows: &[Arc<LimitRow>], windows: &Windows) -> Result<usize, redb::Error> {
+    /// Writes what has changed, in one transaction; how many numbers that were.
+    fn commit(
+        &self,
+        rows: &[Arc<LimitRow>],
+        windows: &Windows,
+        pending: &Pending,
+    ) -> Result<usize, redb::Error> {
         let touched: Vec<&Arc<LimitRow>> = rows.iter().filter(|row| row.was_touched()).collect();
-        let written = self.write(&touched, windows);
+        if touched.is_empty() && pending.is_empty() {
+            return Ok(0);
+        }
+        let written = self.with(|database| {
+            let usage = pending.take();
+            let written = Store::write(database, &touched, windows, &usage);
+            if written.is_err() {
+                usage.into_iter().for_each(|(entry, spend)| pending.add(entry, &spend));
+            }
+            written
+        });
         if written.is_err() {
             // To be tried again with what has been counted by then.
             touched.iter().for_each(|row| row.touch());
@@ -266,19 +331,13 @@ impl Store {
         written
     }
 
-    fn write(&self, rows: &[&Arc<LimitRow>], windows: &Windows) -> Result<usize, redb::Error> {
-        if rows.is_empty() {
-            return Ok(0);
-        }
-        self.with(|database| Store::write_to(database, rows, windows))
-    }
-
-    fn write_to(
+    fn write(
         database: &Database,
         rows: &[&Arc<LimitRow>],
         windows: &Windows,
+        usage: &[(Box<[u8]>, Spend)],
     ) -> Result<usize, redb::Error> {
-        let mut written = 0;
+        let mut written = usage.len();
         let write = database.begin_write()?;
         {
             let mut table = write.open_table(COUNTERS)?;
@@ -293,6 +352,15 @@ impl Store {
                         }
                     }
                 }
+            }
+        }
+        {
+            let mut table = write.open_table(USAGE)?;
+            for (entry, spend) in usage {
+                let known = table.get(&**entry)?.map(|known| known.value());
+                let mut sum = known.map_or(Spend::default(), Spend::of);
+                sum.add(spend);
+                table.insert(&**entry, sum.words())?;
             }
         }
         if written > 0 {
@@ -341,7 +409,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::pure::limit::Per;
+    use crate::meter::usage::entry;
     use crate::pure::units;
 
     struct Folder(PathBuf);
@@ -389,19 +457,19 @@ mod tests {
         let today = windows(1_796_083_200);
         let (day, month) = (today.number(Per::Day), today.number(Per::Month));
         {
-            let store = Store::open(&folder.0).expect("a store");
+            let (store, none) = (Store::open(&folder.0).expect("a store"), Pending::default());
             let mut registry = Registry::new();
             let a = registry.limits(ScopeKind::Tenant, "a");
             let both = registry.limits(ScopeKind::TenantModel, "a\0m");
             assert!(a.calendars[0].take(day, 70, 100) && a.calendars[0].take(day - 1, 30, 100));
             assert!(a.calendars[3].take(month, 5_000, 9_000));
             assert!(both.calendars[8].take(0, 12, 99));
-            assert_eq!(store.commit(registry.limit_rows(), &today).expect("written"), 0);
+            assert_eq!(store.commit(registry.limit_rows(), &today, &none).expect("written"), 0);
             a.touch();
             both.touch();
-            assert_eq!(store.commit(registry.limit_rows(), &today).expect("written"), 4);
+            assert_eq!(store.commit(registry.limit_rows(), &today, &none).expect("written"), 4);
             a.touch();
-            assert_eq!(store.commit(registry.limit_rows(), &today).expect("written"), 0);
+            assert_eq!(store.commit(registry.limit_rows(), &today, &none).expect("written"), 0);
         }
         let found = found(&folder);
         let mut days = found[&(ScopeKind::Tenant, "a".into(), 0)].clone();
@@ -410,6 +478,34 @@ mod tests {
         assert_eq!(found[&(ScopeKind::Tenant, "a".into(), 3)], [(month, 5_000)]);
         assert_eq!(found[&(ScopeKind::TenantModel, "a\0m".into(), 8)], [(0, 12)]);
         assert_eq!(found.len(), 3);
+    }
+
+    #[test]
+    fn usage_is_added_up_over_processes_and_forgotten_by_days() {
+        let folder = Folder::new("store-usage");
+        let today = windows(1_796_083_200);
+        let spend = |requests| Spend { requests, ..Spend::default() };
+        let a = |day| entry(day, ["a", "k", "m", "r"]);
+        for round in 1..=3 {
+            let store = Store::open(&folder.0).expect("a store");
+            let pending = Pending::default();
+            pending.add(a(100), &spend(1));
+            pending.add(a(101), &spend(10));
+            assert_eq!(store.commit(&[], &today, &pending).expect("written"), 2);
+            assert_eq!(store.commit(&[], &today, &pending).expect("written"), 0);
+            // What is not written yet counts, too, and days beside are not looked at.
+            pending.add(a(101), &spend(5));
+            let mut sum = 0;
+            let add = |_: &[u8], spend: &Spend| sum += spend.requests;
+            store.usage((101, 101), &pending, add).expect("read");
+            assert_eq!(sum, 10 * round + 5);
+        }
+        let store = Store::open(&folder.0).expect("a store");
+        store.forget_usage_before(101).expect("written");
+        let mut seen = Vec::new();
+        let look = |entry: &[u8], spend: &Spend| seen.push((entry.to_vec(), spend.requests));
+        store.usage((0, u32::MAX), &Pending::default(), look).expect("read");
+        assert_eq!(seen, [(a(101).to_vec(), 30)]);
     }
 
     #[test]

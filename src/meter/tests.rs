@@ -30,17 +30,18 @@ fn done(rng: &mut Rng) -> Done {
             cached: rng.below(10),
             reasoning: rng.below(10),
             estimated: rng.below(10),
+            nano: rng.below(1_000_000),
         },
     }
 }
 
 /// Everything that can be compared as one number per line.
-fn sums(ledger: &Ledger) -> Vec<u64> {
+fn sums(ledger: &mut Ledger) -> Vec<u64> {
     let mut sums = vec![ledger.requests()];
     for series in (0..5).map(Series) {
         if let Some(row) = ledger.routes.of(series) {
             sums.extend(row.statuses);
-            sums.extend([row.aborts, row.retries]);
+            sums.extend([row.aborts, row.retries, row.booked.nano]);
             for times in [&row.ttft, &row.gap, &row.duration] {
                 sums.extend([times.count(), times.sum_us]);
             }
@@ -49,16 +50,19 @@ fn sums(ledger: &Ledger) -> Vec<u64> {
             sums.extend(row.failures);
             sums.extend([row.stale_resends, row.ttft.count(), row.ttft.sum_us]);
         }
-        for rows in [&ledger.tenants, &ledger.models] {
+        for rows in [&ledger.tenants, &ledger.models, &ledger.keys] {
             if let Some(row) = rows.of(series) {
                 let b = row.booked;
                 sums.push(row.requests);
-                sums.extend([b.prompt, b.completion, b.cached, b.reasoning, b.estimated]);
+                sums.extend([b.prompt, b.completion, b.cached, b.reasoning, b.estimated, b.nano]);
             }
         }
     }
     let s = ledger.shards;
     sums.extend([s.opened, s.closed, s.bad_requests, s.bytes_in, s.bytes_out]);
+    let mut spends: Vec<_> = ledger.spends().collect();
+    spends.sort_unstable_by_key(|(w, _)| [w.tenant.0, w.key.0, w.model.0, w.route.0, w.day]);
+    sums.extend(spends.iter().flat_map(|(_, spend)| spend.words()));
     sums
 }
 
@@ -127,7 +131,7 @@ fn nothing_is_lost_while_control_is_away() {
             }
         }
     }
-    assert_eq!(sums(&ledger), sums(&expected));
+    assert_eq!(sums(&mut ledger), sums(&mut expected));
     assert!(ledger.requests() > 2_500);
 }
 

@@ -9,6 +9,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use super::usage::{self, Spend};
 use super::{Booked, Catalog, Failure, Ledger, STATUSES, TIMED_NAMES_MAX, Times, TokenRow};
 use crate::pure::board::Totals;
 use crate::pure::jwt::Known;
@@ -146,20 +147,30 @@ fn times(page: &mut Page, facts: &Facts) {
 fn tokens(page: &mut Page, facts: &Facts) {
     let Facts { ledger, catalog, .. } = facts;
     let none = Booked::default();
-    page.head("forebay_tenant_tokens_total", COUNTER, "Tokens booked, by who pays.");
+    let tenants = catalog.tenants.iter().map(|tenant| {
+        let row = ledger.tenants.of(tenant.series);
+        (&*tenant.name, row.map_or(&none, |row| &row.booked))
+    });
+    let models = numbered(&catalog.models).map(|(series, name)| (name, ledger.models.of(series)));
+    let models = models.map(|(name, row)| (name, row.map_or(&none, |row| &row.booked)));
+    page.tokens("forebay_tenant_tokens_total", "Tokens booked, by who pays.", "tenant", tenants);
+    page.tokens("forebay_tokens_total", "Tokens booked, by model.", "model", models);
+    let keys = numbered(&catalog.keys).map(|(series, name)| (name, ledger.keys.of(series)));
+    let keys = keys.map(|(name, row)| (name, row.map_or(&none, |row| &row.booked)));
+    let routes = numbered(&catalog.routes).map(|(series, name)| (name, ledger.routes.of(series)));
+    let routes = routes.map(|(name, row)| (name, row.map_or(&none, |row| &row.booked)));
+    page.tokens("forebay_key_tokens_total", "Tokens booked, by key.", "key", keys);
+    page.tokens("forebay_route_tokens_total", "Tokens booked, by route.", "route", routes);
+    page.head("forebay_tenant_cost_usd_total", COUNTER, "Booked tokens by their model's price.");
     for tenant in &catalog.tenants {
-        let booked = ledger.tenants.of(tenant.series).map_or(&none, |row| &row.booked);
-        for (kind, count) in kinds(booked) {
-            let labels = [("tenant", &*tenant.name), ("kind", kind)];
-            page.line("forebay_tenant_tokens_total", &labels, count);
-        }
+        let nano = ledger.tenants.of(tenant.series).map_or(0, |row| row.booked.nano);
+        let labels = [("tenant", &*tenant.name)];
+        page.line("forebay_tenant_cost_usd_total", &labels, dollars(nano));
     }
-    page.head("forebay_tokens_total", COUNTER, "Tokens booked, by model.");
+    page.head("forebay_cost_usd_total", COUNTER, "The same, by model.");
     for (series, model) in numbered(&catalog.models) {
-        let booked = ledger.models.of(series).map_or(&none, |row| &row.booked);
-        for (kind, count) in kinds(booked) {
-            page.line("forebay_tokens_total", &[("model", model), ("kind", kind)], count);
-        }
+        let nano = ledger.models.of(series).map_or(0, |row| row.booked.nano);
+        page.line("forebay_cost_usd_total", &[("model", model)], dollars(nano));
     }
     page.head("forebay_tenant_concurrency", GAUGE, "Requests of a tenant that run now.");
     for tenant in &catalog.tenants {
@@ -371,6 +382,22 @@ const GAUGE: &str = "gauge";
 struct Page(String);
 
 impl Page {
+    /// Tokens of every kind, for each value of `label`.
+    fn tokens<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        label: &str,
+        rows: impl Iterator<Item = (&'a str, &'a Booked)>,
+    ) {
+        self.head(name, COUNTER, help);
+        for (value, booked) in rows {
+            for (kind, count) in kinds(booked) {
+                self.line(name, &[(label, value), ("kind", kind)], count);
+            }
+        }
+    }
+
     fn head(&mut self, name: &str, kind: &str, help: &str) {
         // Writing to a string does not fail.
         let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -430,42 +457,36 @@ impl Page {
 
 /// One tenant of `GET /usage`.
 pub fn usage_json(out: &mut String, tenant: &str, row: Option<&TokenRow>) {
-    let booked = row.map(|row| row.booked).unwrap_or_default();
-    let total = booked.prompt.saturating_add(booked.completion);
     out.push_str("{\"tenant\":");
     json_string(out, tenant, usize::MAX);
-    let _ = write!(
-        out,
-        ",\"requests\":{},\"prompt_tokens\":{},\"completion_tokens\":{},\"total_tokens\":{total},\
-         \"cached_tokens\":{},\"reasoning_tokens\":{},\"estimated_tokens\":{}}}",
-        row.map_or(0, |row| row.requests),
-        booked.prompt,
-        booked.completion,
-        booked.cached,
-        booked.reasoning,
-        booked.estimated,
-    );
+    for (field, value) in usage::fields(&spent(row)) {
+        let _ = write!(out, ",\"{field}\":{value}");
+    }
+    out.push('}');
 }
 
-pub const USAGE_CSV_HEAD: &str = "tenant,requests,prompt_tokens,completion_tokens,total_tokens,\
-                                  cached_tokens,reasoning_tokens,estimated_tokens\n";
+/// The line above those of [`usage_csv`].
+pub fn usage_csv_head() -> String {
+    let fields = usage::fields(&Spend::default()).map(|(field, _)| field);
+    format!("tenant,{}\n", fields.join(","))
+}
 
-/// Appends a tenant's line under [`USAGE_CSV_HEAD`].
+/// Appends a tenant's line under [`usage_csv_head`].
 pub fn usage_csv(out: &mut String, tenant: &str, row: Option<&TokenRow>) {
-    let booked = row.map(|row| row.booked).unwrap_or_default();
+    let values = usage::fields(&spent(row)).map(|(_, value)| value);
     // RFC 4180: quoted, with quotes doubled.
-    let _ = writeln!(
-        out,
-        "\"{}\",{},{},{},{},{},{},{}",
-        tenant.replace('"', "\"\""),
-        row.map_or(0, |row| row.requests),
-        booked.prompt,
-        booked.completion,
-        booked.prompt.saturating_add(booked.completion),
-        booked.cached,
-        booked.reasoning,
-        booked.estimated,
-    );
+    let _ = writeln!(out, "\"{}\",{}", tenant.replace('"', "\"\""), values.join(","));
+}
+
+fn spent(row: Option<&TokenRow>) -> Spend {
+    row.map_or(Spend::default(), |row| Spend { requests: row.requests, booked: row.booked })
+}
+
+/// Billionths of a dollar as dollars, exactly: `0.0045`.
+pub fn dollars(nano: u64) -> String {
+    let mut out = format!("{}.{:09}", nano / 1_000_000_000, nano % 1_000_000_000);
+    out.truncate(out.trim_end_matches('0').trim_end_matches('.').len());
+    out
 }
 
 /// Appends `text` as a JSON string of at most `chars_max` characters before escaping. Beside what

@@ -44,6 +44,12 @@ impl Who {
     fn price(&self, plan: &Plan) -> Option<Price> {
         self.model.and_then(|model| plan.models[model.index()].price)
     }
+
+    /// What `usage` costs, in billionths of a dollar.
+    pub fn cost(&self, plan: &Plan, usage: &Booked) -> u64 {
+        let price = self.price(plan);
+        price.map_or(0, |price| price.of(usage.prompt, usage.cached, usage.completion))
+    }
 }
 
 /// An admitted request's hold on its limits.
@@ -179,7 +185,11 @@ impl Stand {
         let used = match done.how {
             // Nobody knows what a panic left behind.
             Ending::Panicked => self.grant.reserved(),
-            _ => amount(&done.usage, who.price(plan)),
+            _ => Amount {
+                input: done.usage.prompt,
+                output: done.usage.completion,
+                nano: done.usage.nano,
+            },
         };
         let scopes = who.scopes(plan);
         // What never reached a backend costs nothing, not even a request.
@@ -206,14 +216,6 @@ const PAY_ON: u64 = 32;
 pub fn spent() -> Refusal {
     let text = "The budget of your account is spent: the answer ends here.";
     Refusal { kind: "insufficient_quota", ..Refusal::invalid(429, text).code("insufficient_quota") }
-}
-
-fn amount(usage: &Booked, price: Option<Price>) -> Amount {
-    Amount {
-        input: usage.prompt,
-        output: usage.completion,
-        nano: price.map_or(0, |price| price.of(usage.prompt, usage.cached, usage.completion)),
-    }
 }
 
 // ---- what clients are told

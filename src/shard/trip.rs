@@ -468,6 +468,7 @@ impl Trip {
             factors.learn(self.done.model, call.estimate, Tokens(reported));
         }
         self.done.usage = bill(&seen, call.prompt, self.done.status);
+        self.done.usage.nano = self.who.cost(&self.plan, &self.done.usage);
         rest
     }
 
@@ -629,7 +630,7 @@ fn is_json(kind: &[u8]) -> bool {
         || kind.len() > 5 && kind[kind.len() - 5..].eq_ignore_ascii_case(b"+json")
 }
 
-/// Tokens to book: what the backend reported; what it did not report is estimated, and said to be.
+/// Tokens to book, not priced yet: what the backend reported; what it did not report is estimated, and said to be.
 fn bill(seen: &Seen, prompt: u64, status: u16) -> Booked {
     let Tokens(fresh) = tokens::generated(seen.fresh_tokens, seen.fresh_bytes, seen.fresh_chars);
     let usage = seen.usage.unwrap_or_default();
@@ -639,7 +640,7 @@ fn bill(seen: &Seen, prompt: u64, status: u16) -> Booked {
             completion,
             cached: usage.cached.unwrap_or(0).min(prompt),
             reasoning: usage.reasoning.unwrap_or(0).min(completion),
-            estimated: 0,
+            ..Booked::default()
         };
     }
     // An error costs nothing, unless the backend says that it did.
@@ -657,6 +658,7 @@ fn bill(seen: &Seen, prompt: u64, status: u16) -> Booked {
         cached: usage.cached.unwrap_or(0).min(prompt),
         reasoning: usage.reasoning.unwrap_or(0).min(completion),
         estimated: guessed.saturating_add(fresh),
+        nano: 0,
     }
 }
 

@@ -22,3 +22,4 @@ mod state;
 mod streams;
 mod tidy;
 mod uploads;
+mod usage;
