@@ -43,6 +43,7 @@ pub mod pure {
     pub mod json;
     pub mod jwt;
     pub mod limit;
+    pub mod member;
     pub mod multipart;
     pub mod peek;
     pub mod plan;

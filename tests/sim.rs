@@ -5,6 +5,9 @@
 //!
 //! `FOREBAY_SIM_SEEDS` says how many worlds; a failing one names its seed.
 
+#[path = "sim/fleet.rs"]
+mod fleet;
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -215,6 +215,57 @@ fn without_redis_each_has_its_share_and_what_that_was_is_charged_later() {
 }
 
 #[test]
+fn a_redis_that_comes_back_empty_is_told_what_was_spent() {
+    let Some(mut redis) = Redis::start() else { return };
+    let backend = Backend::kind();
+    // Twenty answers of twelve tokens.
+    let tenant = "reserve: none, budget: { tokens: 240, per: total }";
+    let gateways = three(&redis, &backend, tenant, "0%");
+    let spend = |answers: u32| -> u32 {
+        let mut served = 0;
+        for round in 0..answers {
+            let gateway = &gateways[round as usize % 3];
+            served += u32::from(gateway.ask(chat()).status() == 200);
+            gateway.idle();
+        }
+        served
+    };
+    assert_eq!(spend(12), 12);
+    redis.kill();
+    for gateway in &gateways {
+        gateway.reaches("forebay_fleet_up", &[], 0.0);
+    }
+    redis.again();
+    for gateway in &gateways {
+        gateway.reaches("forebay_fleet_up", &[], 1.0);
+    }
+    // The last answer of each may overrun what is left, as a request's size is known at its end.
+    let rest = spend(60);
+    assert!((1..=11).contains(&rest), "{rest}");
+}
+
+#[test]
+fn two_that_go_by_one_name_are_told_so() {
+    let Some(redis) = Redis::start() else { return };
+    let backend = Backend::kind();
+    let tenant = "reserve: none, budget: { tokens: 6400, per: total }";
+    let twins = ["one", "one"].map(|name| member(&redis, name, &backend, tenant, "5%"));
+    for gateway in &twins {
+        gateway.reaches("forebay_fleet_up", &[], 1.0);
+    }
+    wait_for("a word about it", || {
+        for gateway in &twins {
+            assert_eq!(gateway.ask(chat()).status(), 200);
+            gateway.idle();
+        }
+        let told = |gateway: &Gateway| {
+            gateway.errors().iter().any(|line| line.contains("fleet_name_taken"))
+        };
+        twins.iter().any(told).then_some(())
+    });
+}
+
+#[test]
 fn a_member_that_ends_in_order_gives_back_what_it_held() {
     const ANSWERS: u32 = 200;
     let Some(redis) = Redis::start() else { return };

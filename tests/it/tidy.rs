@@ -67,6 +67,7 @@ const ORDER: &[&str] = &[
     "pure::board",
     "pure::limit",
     "pure::jwt",
+    "pure::member",
     "pure::plan",
     "pure::balance",
     "pure::policy",
