@@ -4,8 +4,6 @@
 //! `CI=true` a failure.
 
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
 
 use rustix::process::Signal;
 
@@ -81,37 +79,13 @@ fn three(redis: &Redis, backend: &Backend, tenant: &str, share: &str) -> [Gatewa
     gateways
 }
 
-/// Asks all of them at once, from several connections each, and counts the answers.
-fn storm(gateways: &[Gateway], each: u32) -> u32 {
-    let served = AtomicU32::new(0);
-    thread::scope(|scope| {
-        for gateway in gateways {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    let mut client = gateway.client();
-                    for _ in 0..each {
-                        client.send(chat());
-                        let answer = client.answer();
-                        match answer.status() {
-                            200 => served.fetch_add(1, Ordering::Relaxed),
-                            429 => 0,
-                            other => panic!("{other}: {}", answer.text()),
-                        };
-                    }
-                });
-            }
-        }
-    });
-    served.into_inner()
-}
-
 #[test]
 fn together_they_give_what_one_would_give() {
     let Some(redis) = Redis::start() else { return };
     let backend = Backend::kind();
     // One flows in every half a minute.
     let gateways = three(&redis, &backend, "rate_limit: { rpm: 2, burst: 2 }", "10%");
-    let served = storm(&gateways, 4);
+    let served = storm(&gateways, 4, 1, 4);
     assert_eq!(served, 2);
     assert_eq!(backend.count(), 2);
     let answer = gateways[0].ask(chat());
@@ -126,7 +100,7 @@ fn a_larger_limit_is_given_out_whole_and_never_beyond() {
     // 90 at once, and one and a half a second.
     let gateways = three(&redis, &backend, "rate_limit: { rpm: 90, burst: 90 }", "10%");
     let began = std::time::Instant::now();
-    let served = storm(&gateways, 30);
+    let served = storm(&gateways, 4, 1, 30);
     let inflow = began.elapsed().as_secs_f64() * 1.5;
     assert!(f64::from(served) <= 90.0 + inflow + 1.0, "{served} in {:?}", began.elapsed());
     // Blocks lie at gateways that need no more: two of them, a thirty-second each.
@@ -194,14 +168,14 @@ fn without_redis_each_has_its_share_and_what_that_was_is_charged_later() {
     let Some(mut redis) = Redis::start() else { return };
     let backend = Backend::kind();
     let gateways = three(&redis, &backend, "rate_limit: { rpm: 40, burst: 40 }", "25%");
-    assert!(storm(&gateways, 1) > 0);
+    assert!(storm(&gateways, 4, 1, 1) > 0);
     redis.kill();
     for gateway in &gateways {
         gateway.reaches("forebay_fleet_up", &[], 0.0);
     }
     let before = backend.count();
     // Ten each of their own, and what they hold (an eighth and what was asked for, at most).
-    let alone = storm(&gateways, 6);
+    let alone = storm(&gateways, 4, 1, 6);
     assert!((25..=58).contains(&alone), "{alone}");
     assert_eq!(backend.count() - before, alone as usize);
     redis.again();
@@ -210,7 +184,7 @@ fn without_redis_each_has_its_share_and_what_that_was_is_charged_later() {
         gateway.said("fleet_joined");
     }
     // This Redis knows nothing but what they owe it: about thirty of its forty.
-    let rest = storm(&gateways, 20);
+    let rest = storm(&gateways, 4, 1, 20);
     assert!(rest <= 25, "{rest}");
 }
 

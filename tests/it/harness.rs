@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 pub use backend::{Backend, Listener, Peer};
 pub use client::{Answer, Client, Head};
-pub use gateway::{Folder, Gateway, Lines, Setup, command, people, server};
+pub use gateway::{Folder, Gateway, Lines, Setup, command, people, server, storm};
 pub use mock::Mock;
 
 /// How long anything may take before a test gives up. Nothing is measured by it: a busy machine

@@ -145,10 +145,10 @@ fn the_admin_port_asks_for_its_token_and_for_no_foreign_page() {
     assert!((400..500).contains(&client.answer().status()));
 }
 
-/// A gateway with a place for keys, and its configuration's path for the command line.
-fn with_state(backend: &Backend, folder: &Folder) -> (String, std::path::PathBuf) {
+/// A configuration with a place for keys.
+fn with_state(backend: &Backend, folder: &Folder) -> String {
     let state = format!("state: {{ dir: '{}' }}\n", folder.0.join("state").display());
-    (state + &Setup::to(backend.url()).text(), folder.0.join("cli.yaml"))
+    state + &Setup::to(backend.url()).text()
 }
 
 fn ask_with(gateway: &Gateway, key: &str) -> u16 {
@@ -158,17 +158,9 @@ fn ask_with(gateway: &Gateway, key: &str) -> u16 {
 #[test]
 fn a_key_is_made_rotated_and_revoked_while_the_gateway_runs() {
     let (backend, folder) = (Backend::kind(), Folder::new());
-    let (text, config) = with_state(&backend, &folder);
+    let text = with_state(&backend, &folder);
     let mut gateway = Gateway::run(&text);
-    // The command line finds the admin port in the file.
-    std::fs::write(
-        &config,
-        text.replace(
-            "admin: { listen: '127.0.0.1:0' }",
-            &format!("admin: {{ listen: '{}' }}", gateway.admin),
-        ),
-    )
-    .expect("written");
+    let config = gateway.named_in(&folder, &text);
     let keys = |args: &[&str]| -> (bool, serde_json::Value, String) {
         let output =
             command(&["keys", "--config"]).arg(&config).args(args).output().expect("it runs");
@@ -220,7 +212,7 @@ fn a_key_is_made_rotated_and_revoked_while_the_gateway_runs() {
     // They outlive the process, and a reload.
     gateway.signal(rustix::process::Signal::KILL);
     gateway.ended();
-    let (text, _) = with_state(&backend, &folder);
+    let text = with_state(&backend, &folder);
     let gateway = Gateway::run(&text);
     assert_eq!(ask_with(&gateway, &first), 401);
     assert_eq!(ask_with(&gateway, &second), 200);
@@ -234,7 +226,7 @@ fn a_key_is_made_rotated_and_revoked_while_the_gateway_runs() {
 #[test]
 fn without_keys_in_the_file_the_last_one_that_is_revoked_does_not_open_the_gateway() {
     let (backend, folder) = (Backend::kind(), Folder::new());
-    let (text, _) = with_state(&backend, &folder);
+    let text = with_state(&backend, &folder);
     let start = text.find("keys:").expect("keys");
     let gateway = Gateway::run(&text[..start]);
     assert_eq!(gateway.ask(with_key("")).status(), 200, "open, as it said");

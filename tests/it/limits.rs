@@ -2,9 +2,6 @@
 //! gets all of it; what was reserved and not used comes back on every way out.
 //! Method: limits that refill too slowly for the test to see, so that counts are exact.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
-
 use crate::harness::*;
 
 /// A gateway to `backend` whose parts are these, in flow style.
@@ -42,26 +39,8 @@ fn a_burst_over_many_connections_gets_the_limit_and_never_one_more() {
         let text = text.replace("shards: 2", &format!("shards: {shards}"));
         let text = text.replace("tenants: { a: { }", &format!("tenants: {{ a: {{ {tenant} }}"));
         let gateway = Gateway::run(&text);
-        let served = AtomicU32::new(0);
-        thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    for _ in 0..5 {
-                        let mut client = gateway.client();
-                        for _ in 0..5 {
-                            client.send(chat());
-                            let answer = client.answer();
-                            match answer.status() {
-                                200 => served.fetch_add(1, Ordering::Relaxed),
-                                429 => 0,
-                                other => panic!("{other}: {}", answer.text()),
-                            };
-                        }
-                    }
-                });
-            }
-        });
-        assert_eq!(served.into_inner(), 2, "strict: {strict}, shards: {shards}");
+        let served = storm(std::slice::from_ref(&gateway), 8, 5, 5);
+        assert_eq!(served, 2, "strict: {strict}, shards: {shards}");
         gateway.settled(200);
     }
 }

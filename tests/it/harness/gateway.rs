@@ -162,6 +162,16 @@ impl Gateway {
         std::fs::rename(fresh, self.folder.0.join("forebay.yaml")).expect("renamed");
     }
 
+    /// A file beside, of this text, by which the command line finds the admin port.
+    pub fn named_in(&self, folder: &Folder, text: &str) -> PathBuf {
+        let listen = "admin: { listen: '127.0.0.1:0' }";
+        assert!(text.contains(listen), "{text}");
+        let own = format!("admin: {{ listen: '{}' }}", self.admin);
+        let file = folder.0.join("cli.yaml");
+        std::fs::write(&file, text.replace(listen, &own)).expect("written");
+        file
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).expect("it runs");
     }
@@ -191,26 +201,23 @@ impl Gateway {
     /// A request to the admin port, such as `GET /metrics`.
     #[track_caller]
     pub fn admin(&self, what: &str) -> (u16, String) {
-        let mut stream = TcpStream::connect(self.admin).expect("the admin port listens");
-        stream.set_read_timeout(Some(PATIENCE)).expect("set");
-        let request = format!("{what} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).expect("taken");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-        (status.expect("a status"), body.to_owned())
+        self.admin_with(what, "", "")
     }
 
     /// A POST of JSON to the admin port.
     #[track_caller]
     pub fn admin_post(&self, path: &str, body: &str) -> (u16, String) {
+        let fields =
+            format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
+        self.admin_with(&format!("POST {path}"), &fields, body)
+    }
+
+    #[track_caller]
+    fn admin_with(&self, what: &str, fields: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.admin).expect("the admin port listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("set");
         let request = format!(
-            "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: \
-             application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
+            "{what} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{fields}\r\n{body}"
         );
         stream.write_all(request.as_bytes()).expect("taken");
         let mut answer = String::new();
@@ -297,6 +304,34 @@ impl Gateway {
         self.reaches("forebay_requests_in_flight", &[], 0.0);
         self.reaches("forebay_backend_in_flight", &[], 0.0);
     }
+}
+
+/// Asks all of them at once, from `clients` clients each, `times` by `times_each`: so often a client
+/// comes anew, and so many chats it asks for then. Gives how many were served; the rest were refused.
+pub fn storm(gateways: &[Gateway], clients: u32, times: u32, times_each: u32) -> u32 {
+    let served = AtomicU32::new(0);
+    let ask = |gateway: &Gateway| {
+        for _ in 0..times {
+            let mut client = gateway.client();
+            for _ in 0..times_each {
+                client.send(super::chat());
+                let answer = client.answer();
+                match answer.status() {
+                    200 => served.fetch_add(1, Ordering::Relaxed),
+                    429 => 0,
+                    other => panic!("{other}: {}", answer.text()),
+                };
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for gateway in gateways {
+            for _ in 0..clients {
+                scope.spawn(|| ask(gateway));
+            }
+        }
+    });
+    served.into_inner()
 }
 
 impl Drop for Gateway {
