@@ -205,7 +205,9 @@ impl Claims {
         if let Some(folder) = state {
             lock = Some(host::lock_state(&folder)?);
             let opened = Store::open(&folder).map_err(Refusal::Store)?;
-            opened.restore(registry).map_err(Refusal::Store)?;
+            // Seconds since 1970 are positive and whole enough.
+            let windows = Windows::at(unix_seconds() as u64, crate::rt::now());
+            opened.restore(registry, &windows).map_err(Refusal::Store)?;
             store = Some(Arc::new(opened));
         }
         let server = &plan.server;

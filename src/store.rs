@@ -20,7 +20,7 @@ use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition}
 use crate::meter::Catalog;
 use crate::meter::events::{Level, say};
 use crate::meter::usage::{Pending, Spend};
-use crate::pure::board::{LimitRow, Registry, ScopeKind};
+use crate::pure::board::{CALENDARS, LimitRow, Registry, ScopeKind};
 use crate::pure::limit::{Per, Windows, per_of};
 use crate::shard::Shared;
 
@@ -134,27 +134,38 @@ impl Store {
         result
     }
 
-    /// Puts what was counted before on the board; how many counters that were.
+    /// Puts what was counted before on the board; how many counters that were. Those of windows before
+    /// the last one are deleted, whoever they were of: nobody asks for them any more, and names that are
+    /// in no plan would stay for ever. Later ones than `windows` are kept: the clock may yet be set.
     ///
     /// # Errors
-    /// The file cannot be read.
-    pub fn restore(&self, registry: &mut Registry) -> Result<usize, Unusable> {
-        self.read(registry)
+    /// The file cannot be read, or not be written.
+    pub fn restore(&self, registry: &mut Registry, windows: &Windows) -> Result<usize, Unusable> {
+        self.read(registry, windows)
             .map_err(|error| Unusable { path: self.path.clone(), why: Why::Broken(error) })
     }
 
-    fn read(&self, registry: &mut Registry) -> Result<usize, redb::Error> {
+    fn read(&self, registry: &mut Registry, windows: &Windows) -> Result<usize, redb::Error> {
         let table = self.with(|database| Ok(database.begin_read()?.open_table(COUNTERS)?))?;
-        let mut count = 0;
+        let (mut count, mut old) = (0, Vec::new());
         for entry in table.iter()? {
             let (stored, value) = entry?;
             let (window, amount) = value.value();
             let Some((kind, calendar, name)) = parts(stored.value()) else { continue };
+            let calendar = usize::from(calendar);
+            if calendar < CALENDARS && window + 1 < windows.number(per_of(calendar)) {
+                old.push(stored.value().to_vec());
+                continue;
+            }
             let row = registry.limits(kind, name);
-            if let Some(calendar) = row.calendars.get(usize::from(calendar)) {
+            if let Some(calendar) = row.calendars.get(calendar) {
                 calendar.restore(window, amount);
                 count += 1;
             }
+        }
+        drop(table);
+        if !old.is_empty() {
+            self.with(|database| Store::delete(database, &old))?;
         }
         Ok(count)
     }
@@ -192,6 +203,17 @@ impl Store {
             write.commit()?;
             Ok(())
         })
+    }
+
+    fn delete(database: &Database, counters: &[Vec<u8>]) -> Result<(), redb::Error> {
+        let write = database.begin_write()?;
+        {
+            let mut table = write.open_table(COUNTERS)?;
+            for counter in counters {
+                table.remove(&**counter)?;
+            }
+        }
+        Ok(write.commit()?)
     }
 
     /// Every key that was ever made, as it was put.
@@ -437,7 +459,7 @@ mod tests {
     fn found(folder: &Folder) -> HashMap<(ScopeKind, String, usize), Vec<(u64, u64)>> {
         let store = Store::open(&folder.0).expect("a store");
         let mut registry = Registry::new();
-        store.restore(&mut registry).expect("read");
+        store.restore(&mut registry, &windows(1_796_083_200)).expect("read");
         let mut found = HashMap::new();
         for row in registry.limit_rows() {
             for (number, calendar) in row.calendars.iter().enumerate() {
@@ -506,6 +528,66 @@ mod tests {
         let look = |entry: &[u8], spend: &Spend| seen.push((entry.to_vec(), spend.requests));
         store.usage((0, u32::MAX), &Pending::default(), look).expect("read");
         assert_eq!(seen, [(a(101).to_vec(), 30)]);
+    }
+
+    #[test]
+    fn counters_of_windows_long_gone_are_deleted_at_the_start_and_no_others() {
+        const NAME: &str = "of a name that no plan has";
+        let today = windows(1_796_083_200);
+        let (day, month) = (today.number(Per::Day), today.number(Per::Month));
+        let in_file = |folder: &Folder| {
+            let store = Store::open(&folder.0).expect("a store");
+            let table = |database: &Database| Ok(database.begin_read()?.open_table(COUNTERS)?);
+            let table = store.with(table).expect("read");
+            let mut all: Vec<(ScopeKind, u8, u64)> = Vec::new();
+            for entry in table.iter().expect("read") {
+                let (key, value) = entry.expect("an entry");
+                let (kind, calendar, _) = parts(key.value()).expect("a counter");
+                all.push((kind, calendar, value.value().0));
+            }
+            all
+        };
+        let write = |folder: &Folder, kind, day: u64, month: u64| {
+            let store = Store::open(&folder.0).expect("a store");
+            let mut registry = Registry::new();
+            let row = registry.limits(kind, NAME);
+            row.calendars[0].restore(day, 7);
+            row.calendars[3].restore(month, 7);
+            row.calendars[8].restore(0, 7);
+            row.touch();
+            let then = windows(day * 86_400);
+            assert_eq!(
+                store.commit(registry.limit_rows(), &then, &Pending::default()).expect("written"),
+                3
+            );
+        };
+        // 256 days are one turn of the bits that the board keeps of a number.
+        for old in [2, 100, 256, 512] {
+            let folder = Folder::new("store-old");
+            write(&folder, ScopeKind::Key, day - old, month);
+            write(&folder, ScopeKind::Tenant, day - 1, month - 1);
+            write(&folder, ScopeKind::Route, day, month - 2);
+            assert_eq!(in_file(&folder).len(), 9);
+            // A clock that is behind at the start deletes nothing.
+            let store = Store::open(&folder.0).expect("a store");
+            store.restore(&mut Registry::new(), &windows(0)).expect("read");
+            drop(store);
+            assert_eq!(in_file(&folder).len(), 9);
+            let found = found(&folder);
+            let of_key = |calendar| found.contains_key(&(ScopeKind::Key, NAME.into(), calendar));
+            assert_eq!([of_key(0), of_key(3), of_key(8)], [false, true, true], "{old} days ago");
+            let mut kept = [
+                (ScopeKind::Key, 3, month),
+                (ScopeKind::Key, 8, 0),
+                (ScopeKind::Tenant, 0, day - 1),
+                (ScopeKind::Tenant, 3, month - 1),
+                (ScopeKind::Tenant, 8, 0),
+                (ScopeKind::Route, 0, day),
+                (ScopeKind::Route, 8, 0),
+            ];
+            kept.sort_by_key(|(kind, calendar, _)| (*kind as u8, *calendar));
+            assert_eq!(in_file(&folder), kept);
+        }
     }
 
     #[test]
