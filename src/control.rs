@@ -382,6 +382,7 @@ async fn control(
     if let Some(sets) = keys.news() {
         shared.keysets.store(Arc::new(sets));
     }
+    let mut alarms = Alarms::new(&plan, &shared.windows.load());
     let usage = Arc::new(Pending::default());
     let start = |store: &Arc<Store>| {
         Arc::clone(store).start(Arc::clone(&shared), Arc::clone(&catalog), Arc::clone(&usage))
@@ -444,7 +445,6 @@ async fn control(
         serving(&addresses);
     }
 
-    let mut alarms = Alarms::default();
     let mut watch = tokio::time::interval(WATCH_EVERY);
     watch.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut state = State::Running;

@@ -64,6 +64,19 @@ keys: [ { id: k, tenant: nobody, sha256: abc } ]
 }
 
 #[test]
+fn check_says_that_a_fleet_does_not_hold_limits_strictly() {
+    let text = Setup::to("http://127.0.0.1:9".into()).text();
+    let fleet = "fleet: { redis: 'redis://127.0.0.1:9', name: one }\n";
+    let strict = |text: &str| text.replace("a: { }", "a: { rate_limit: { rpm: 9, strict: true } }");
+    let (fine, said) = check(&(fleet.to_owned() + &strict(&text)));
+    assert!(fine && said.contains("NOT ENFORCED") && said.contains("`strict`"), "{said}");
+    for quiet in [strict(&text), fleet.to_owned() + &text] {
+        let (fine, said) = check(&quiet);
+        assert!(fine && !said.contains("NOT ENFORCED"), "{said}");
+    }
+}
+
+#[test]
 fn a_bad_file_at_the_start_ends_the_process_with_a_reason() {
     let folder = Folder::new();
     let file = folder.0.join("forebay.yaml");

@@ -136,6 +136,47 @@ fn what_backends_count_corrects_what_later_prompts_are_estimated_at() {
 }
 
 #[test]
+fn a_request_for_n_answers_reserves_n_times_and_teaches_single_ones() {
+    let backend = Listener::start();
+    let text = Setup::to(backend.url()).text().replace("shards: 2", "shards: 1");
+    let tenant = "rate_limit: { tpm: 100000000 }, reserve: p95";
+    let gateway = Gateway::run(&text.replace("a: { }", &format!("a: {{ {tenant} }}")));
+    let mut client = gateway.client();
+    let request = |fields: &str| {
+        let words = r#"[{"role":"user","content":"Hi"}]"#;
+        post("/v1/chat/completions", format!(r#"{{"model":"m",{fields}"messages":{words}}}"#))
+    };
+    // Each answer takes a thousand tokens.
+    let reply = |answers: u32| {
+        let (five, all) = (r#""completion_tokens":5,"total_tokens":12"#, 1_000 * answers);
+        assert!(REPLY.contains(five));
+        let usage = format!(r#""completion_tokens":{all},"total_tokens":{}"#, all + 7);
+        json(200, &REPLY.replace(five, &usage))
+    };
+    let mut peer = None;
+    let mut held = |answers: u32, fields: &str| {
+        client.send(request(fields));
+        let peer = peer.get_or_insert_with(|| backend.accept());
+        peer.request();
+        let held = gateway.metric("forebay_reserved_tokens", &["tenant=\"a\""]);
+        peer.send(reply(answers));
+        assert_eq!(client.answer().status(), 200);
+        gateway.idle();
+        held
+    };
+    // Enough of a history.
+    for _ in 0..8 {
+        held(4, r#""n":4,"#);
+    }
+    let one = held(1, "");
+    assert!((1_000.0..1_300.0).contains(&one), "{one}");
+    let three = held(3, r#""n":3,"#);
+    assert!((3_000.0..3_900.0).contains(&three), "{three}");
+    let bounded = held(3, r#""n":3,"max_tokens":50,"#);
+    assert!((150.0..200.0).contains(&bounded), "{bounded}");
+}
+
+#[test]
 fn what_ends_early_is_charged_for_what_was_generated() {
     let backend = Listener::start();
     let gateway = limited(&backend.url(), "rate_limit: { tpm: 100000, concurrency: 1 }", "");

@@ -108,6 +108,61 @@ fn usage_adds_up_over_shards_models_and_ways_to_report_it() {
 }
 
 #[test]
+fn the_command_line_shows_the_usage_that_the_admin_port_has_as_csv_and_json() {
+    let (backend, folder) = (Backend::kind(), Folder::new());
+    let text = Setup::to(backend.url()).text();
+    let odd = r#"o, "dd""#;
+    let text = text.replace("b: { } }", &format!("b: {{ }}, '{odd}': {{ }} }}"));
+    let gateway = Gateway::run(&text);
+    for _ in 0..3 {
+        assert_eq!(gateway.ask(stream()).status(), 200);
+    }
+    gateway.settled(3);
+    let config = gateway.named_in(&folder, &text);
+    let usage = |args: &[&str]| {
+        let output =
+            command(&["usage", "--config"]).arg(&config).args(args).output().expect("it runs");
+        let said = String::from_utf8(output.stdout).expect("UTF-8");
+        let wrong = String::from_utf8(output.stderr).expect("UTF-8");
+        (output.status.success(), said, wrong)
+    };
+    let (fine, csv, wrong) = usage(&[]);
+    assert!(fine, "{wrong}");
+    assert_eq!(gateway.admin("GET /usage?format=csv"), (200, csv.clone()));
+    let (fine, json, wrong) = usage(&["--json"]);
+    assert!(fine, "{wrong}");
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+
+    const HEAD: &str = "tenant,requests,prompt_tokens,completion_tokens,total_tokens,cached_tokens,\
+                        reasoning_tokens,estimated_tokens";
+    let mut lines = csv.lines();
+    assert_eq!(lines.next(), Some(HEAD));
+    let lines: Vec<&str> = lines.collect();
+    let tenants = json["tenants"].as_array().expect("a list");
+    assert_eq!(lines.len(), tenants.len());
+    for (line, tenant) in lines.iter().zip(tenants) {
+        let name = tenant["tenant"].as_str().expect("a name");
+        let quoted = format!("\"{}\",", name.replace('"', "\"\""));
+        let numbers = line.strip_prefix(&quoted).unwrap_or_else(|| panic!("{quoted} {line}"));
+        for (field, number) in HEAD.split(',').skip(1).zip(numbers.split(',')) {
+            assert_eq!(tenant[field].to_string(), number, "{name}: {field}");
+        }
+        assert_eq!(numbers.split(',').count(), 7, "{line}");
+    }
+    assert!(csv.contains("\n\"a\",3,21,15,36,0,0,0\n"), "{csv}");
+    assert!(csv.contains("\n\"o, \"\"dd\"\"\",0,0,0,0,0,0,0\n"), "{csv}");
+
+    let (fine, one, wrong) = usage(&["--tenant", odd]);
+    assert!(fine, "{wrong}");
+    assert_eq!(one.lines().count(), 2, "{one}");
+    let (fine, said, wrong) = usage(&["--tenant", "nobody", "--json"]);
+    assert!(!fine && said.is_empty() && wrong.contains("no such tenant"), "{wrong}");
+    drop(gateway);
+    let (fine, _, wrong) = usage(&[]);
+    assert!(!fine && wrong.contains("no gateway answers"), "{wrong}");
+}
+
+#[test]
 fn odd_usage_is_never_believed() {
     let backend = Backend::answering(|request| {
         let usage = request.json()["say"].to_string();

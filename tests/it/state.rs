@@ -68,6 +68,75 @@ fn what_was_spent_survives_every_kind_of_end() {
     assert_eq!(client.answer().status(), 200);
 }
 
+/// What has been said of budgets, in per cent.
+fn alarms(gateway: &Gateway) -> Vec<u64> {
+    let lines = gateway.errors();
+    let events = lines.iter().filter_map(|line| serde_json::from_str(line).ok());
+    let budgets = events.filter(|event: &serde_json::Value| event["event"] == "budget");
+    let per_cent = |event: serde_json::Value| {
+        assert_eq!(event["tenant"], "a");
+        let share = &event["per_cent"];
+        share.as_u64().or_else(|| share.as_str()?.parse().ok()).expect("per cent")
+    };
+    budgets.map(per_cent).collect()
+}
+
+#[test]
+fn each_mark_of_a_budget_is_said_once_and_not_again_after_a_restart() {
+    let (backend, folder) = (Backend::kind(), Folder::new());
+    let spend = |gateway: &Gateway, answers: u32| {
+        for _ in 0..answers {
+            assert_eq!(gateway.ask(chat()).status(), 200);
+            gateway.idle();
+        }
+    };
+    let said = |gateway: &Gateway, marks: &[u64]| {
+        wait_for("the marks", || (alarms(gateway).len() >= marks.len()).then_some(()));
+        assert_eq!(alarms(gateway), marks);
+    };
+    // Ten answers are all of it.
+    let mut gateway = budget(&backend, &folder, 10);
+    spend(&gateway, 5);
+    said(&gateway, &[50]);
+    spend(&gateway, 3);
+    said(&gateway, &[50, 80]);
+    spend(&gateway, 1);
+    gateway.signal(Signal::TERM);
+    gateway.ended();
+    assert_eq!(alarms(&gateway), [50, 80]);
+    let gateway = budget(&backend, &folder, 10);
+    spend(&gateway, 1);
+    said(&gateway, &[100]);
+    assert_eq!(gateway.ask(chat()).status(), 429);
+    assert_eq!(alarms(&gateway), [100]);
+}
+
+#[test]
+fn a_mark_that_is_passed_by_what_comes_back_is_said_once() {
+    let backend = Listener::start();
+    let text = Setup::to(backend.url()).text();
+    let tenant = "reserve: max, budget: { tokens: 1000, per: total }";
+    let gateway = Gateway::run(&text.replace("a: { }", &format!("a: {{ {tenant} }}")));
+    let hold = |tokens: u32, marks: usize| {
+        let mut client = gateway.client();
+        let body = format!(r#"{{"model":"m","max_tokens":{tokens},"messages":[]}}"#);
+        client.send(post("/v1/chat/completions", body));
+        let mut peer = backend.accept();
+        peer.request();
+        wait_for("the mark", || (alarms(&gateway).len() >= marks).then_some(()));
+        peer.send(json(200, REPLY));
+        peer.fin();
+        assert_eq!(client.answer().status(), 200);
+        gateway.idle();
+    };
+    // Held, given back but for twelve tokens, and held again.
+    for _ in 0..10 {
+        hold(500, 1);
+    }
+    hold(800, 2);
+    assert_eq!(alarms(&gateway).len(), 2);
+}
+
 #[test]
 fn a_hundred_kills_under_load_charge_nothing_twice_and_forget_the_last_moments_alone() {
     let (backend, folder) = (Backend::kind(), Folder::new());
