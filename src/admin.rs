@@ -34,7 +34,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, Sleep};
 
-use crate::export::UNWRITTEN;
+use crate::export::{self, UNWRITTEN, clickhouse, webhook};
 use crate::meter::events;
 use crate::meter::text::{Facts, Process, render, usage_csv, usage_csv_head, usage_json};
 use crate::meter::usage::{By, Pending, Question, Sums, day_of};
@@ -192,11 +192,24 @@ async fn metrics(State(desk): State<Arc<Desk>>) -> Response {
             state_commits: store::COMMITS.load(Ordering::Relaxed),
             state_failures: store::FAILURES.load(Ordering::Relaxed),
             records_unwritten: UNWRITTEN.load(Ordering::Relaxed),
+            exported: exported(),
             events_lost: events::LOST.load(Ordering::Relaxed),
             process: process(desk.started),
         })
     });
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response()
+}
+
+/// What left the process, or could not: counts by sink and result.
+fn exported() -> [(&'static str, &'static str, u64); 5] {
+    let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    [
+        ("usage_file", "dropped", count(&export::USAGE_UNWRITTEN)),
+        ("clickhouse", "sent", count(&clickhouse::SENT)),
+        ("clickhouse", "dropped", count(&clickhouse::DROPPED)),
+        ("webhook", "sent", count(&webhook::SENT)),
+        ("webhook", "dropped", count(&webhook::DROPPED)),
+    ]
 }
 
 /// Each issuer of tokens, and what is known of its keys.

@@ -27,7 +27,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::admin::{self, Books, Desk, Order, Reloaded, Reloads};
-use crate::export::AccessLog;
+use crate::export::clickhouse::ClickHouse;
+use crate::export::{Exports, Sinks, UsageFile};
 use crate::fleet::Fleet;
 use crate::meter::events::{self, Level, say};
 use crate::meter::usage::Pending;
@@ -327,8 +328,8 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 const STALL_MAX: Duration = Duration::from_secs(2);
 /// For shards to say their last words when told to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(3);
-/// For the access log's reader to take what is left.
-const LOG_LIMIT: Duration = Duration::from_secs(1);
+/// For the access log's reader and for ClickHouse to take what is left.
+const EXPORT_LIMIT: Duration = Duration::from_secs(3);
 
 fn serve(
     source: Source,
@@ -364,10 +365,8 @@ async fn control(
     let totals = Arc::clone(registry.totals());
     let catalog = Arc::new(ArcSwap::from_pointee(Catalog::of(&registry)));
     let addresses = claims.addresses();
-    let access_log = match level {
-        Level::Off | Level::Error | Level::Warn => None,
-        _ => Some(AccessLog::start(options.access_log, Arc::clone(&catalog))?),
-    };
+    let sinks = sinks(&loaded.plan, &source, options.access_log, level);
+    let exports = Exports::start(sinks, Arc::clone(&catalog))?;
 
     let names = Names::new(names::system);
     let unresolved = names.refresh(&loaded.plan, RESOLVE_LIMIT).await;
@@ -399,7 +398,7 @@ async fn control(
     let (deaths, mut died) = mpsc::unbounded_channel();
     let mut links = Vec::new();
     for ((id, cpu), listeners) in shards {
-        let records = access_log.as_ref().map(AccessLog::records);
+        let records = exports.as_ref().map(Exports::records);
         let (meter, link) = Meter::linked(id, records);
         links.push(link);
         let shared = Arc::clone(&shared);
@@ -466,8 +465,8 @@ async fn control(
             }
             told = signals.next() => match (told, state) {
                 (Told::HangUp, _) => {
-                    if let Some(log) = &access_log {
-                        log.reopen();
+                    if let Some(exports) = &exports {
+                        exports.reopen();
                     }
                     // If so many wait already, the file will be read again anyway.
                     let _ = orders.try_send(Order::Reload(oneshot::channel().0));
@@ -528,21 +527,41 @@ async fn control(
     if let Some(writer) = writer {
         writer.finish();
     }
-    let lost = access_log.is_some_and(|log| !log.finish(LOG_LIMIT));
+    let lost = exports.is_some_and(|exports| !exports.finish(EXPORT_LIMIT));
     desk.books.read(|ledger| {
         say(
             Level::Info,
             "stopped",
             &[
                 ("requests", &ledger.requests()),
-                ("access_log_dropped", &ledger.shards.records_dropped),
-                ("access_log_unfinished", &lost),
+                ("records_dropped", &ledger.shards.records_dropped),
+                ("records_unfinished", &lost),
                 ("panics", &crate::rt::PANICS.load(Ordering::Relaxed)),
                 ("seconds", &began.elapsed().as_secs()),
             ],
         );
     });
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Where a record of each request goes.
+fn sinks(plan: &Plan, source: &Source, log: Option<PathBuf>, level: Level) -> Sinks {
+    let usage = &plan.usage;
+    Sinks {
+        access_log: (!matches!(level, Level::Off | Level::Error | Level::Warn)).then_some(log),
+        usage_file: usage.file.as_ref().map(|file| UsageFile {
+            path: source.beside(&file.path),
+            bytes_max: file.bytes_max,
+            keep: file.keep,
+        }),
+        clickhouse: usage.clickhouse.as_ref().map(|target| ClickHouse {
+            url: target.url.to_string(),
+            table: target.table.to_string(),
+            user: target.user.as_deref().map(str::to_owned),
+            password: target.password.as_ref().map(|secret| secret.expose().to_owned()),
+            ca: target.ca.clone(),
+        }),
+    }
 }
 
 /// Backends under these names get no traffic until a later lookup succeeds.
@@ -819,6 +838,7 @@ fn restart_needed(old: &Plan, new: &Plan) -> Vec<&'static str> {
         ("server.gpu_cpu", old.server.gpu_cpu != new.server.gpu_cpu),
         ("admin.listen", old.admin.listen != new.admin.listen),
         ("state.dir", old.state_dir != new.state_dir),
+        ("usage", old.usage != new.usage),
         ("fleet", old.fleet.is_none() && new.fleet.is_some()),
     ];
     changed.into_iter().filter(|(_, changed)| *changed).map(|(field, _)| field).collect()

@@ -1,9 +1,10 @@
-//! What leaves the process by itself: the access log.
+//! What leaves the process by itself: the access log, records of usage, alerts.
 //!
-//! One thread drains the shards' rings and writes one JSON line per request to standard output or
-//! a file. If nobody reads, it waits alone: the rings fill, further records are dropped and
-//! counted, and no shard notices. A line holds names from the plan, numbers, and one short string
-//! of a client's, its request id, reduced to visible ASCII. Never a prompt, never a key.
+//! One thread drains the shards' rings and makes one JSON line of each request, for the access log
+//! (standard output or a file), a file of usage records that it rotates itself, and ClickHouse. If
+//! nobody reads, it waits alone: the rings fill, further records are dropped and counted, and no shard
+//! notices. A line holds names from the plan, numbers, and one short string of a client's, its request
+//! id, reduced to visible ASCII. Never a prompt, never a key.
 
 use std::fmt::Write as _;
 use std::fs::{File, OpenOptions};
@@ -20,13 +21,36 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 
 use crate::meter::events::{Level, say};
-use crate::meter::text::{json_string, time_string};
+use crate::meter::text::{dollars, json_string, time_string};
 use crate::meter::{Catalog, Record, Records, name_in};
 use crate::pure::board::OTHER;
 
-/// The thread that writes the access log.
+pub mod clickhouse;
+pub mod webhook;
+
+use clickhouse::ClickHouse;
+
+/// Where records go.
+#[derive(Debug, Default)]
+pub struct Sinks {
+    /// A file, or, with nothing in it, standard output.
+    pub access_log: Option<Option<PathBuf>>,
+    pub usage_file: Option<UsageFile>,
+    pub clickhouse: Option<ClickHouse>,
+}
+
+/// A file that is followed by the next one when it is large.
 #[derive(Debug)]
-pub struct AccessLog {
+pub struct UsageFile {
+    pub path: PathBuf,
+    pub bytes_max: u64,
+    /// How many full ones stay, as `path.1` (the newest) and so on.
+    pub keep: u32,
+}
+
+/// The thread that writes.
+#[derive(Debug)]
+pub struct Exports {
     writer: JoinHandle<()>,
     rings: mpsc::Sender<rtrb::Consumer<Record>>,
     flags: Arc<Flags>,
@@ -38,19 +62,31 @@ struct Flags {
     finish: AtomicBool,
 }
 
-impl AccessLog {
-    /// Starts writing to `path`, or to standard output. `catalog` turns numbers into names.
+impl Exports {
+    /// Starts writing to `sinks`; `None` if there are none. `catalog` turns numbers into names.
     ///
     /// # Errors
-    /// The file cannot be opened or no thread can be started.
-    pub fn start(path: Option<PathBuf>, catalog: Arc<ArcSwap<Catalog>>) -> io::Result<AccessLog> {
+    /// A file cannot be opened, a certificate is none, or no thread can be started.
+    pub fn start(sinks: Sinks, catalog: Arc<ArcSwap<Catalog>>) -> io::Result<Option<Exports>> {
+        let mut outs = Vec::new();
+        if let Some(path) = sinks.access_log {
+            outs.push(Out::open("access_log", path, None, &UNWRITTEN)?);
+        }
+        if let Some(UsageFile { path, bytes_max, keep }) = sinks.usage_file {
+            let rotation = Rotation { bytes_max, keep, bytes: 0 };
+            outs.push(Out::open("usage_file", Some(path), Some(rotation), &USAGE_UNWRITTEN)?);
+        }
+        let clickhouse = sinks.clickhouse.map(ClickHouse::start).transpose()?;
+        if outs.is_empty() && clickhouse.is_none() {
+            return Ok(None);
+        }
         let (rings, new_rings) = mpsc::channel();
         let flags = Arc::new(Flags::default());
-        let out = Out::open(path)?;
-        let writer = Writer { out, rings: Vec::new(), new_rings, flags: flags.clone(), catalog };
+        let rings_in = Vec::new();
         let writer =
-            std::thread::Builder::new().name("access-log".into()).spawn(|| writer.run())?;
-        Ok(AccessLog { writer, rings, flags })
+            Writer { outs, clickhouse, rings: rings_in, new_rings, flags: flags.clone(), catalog };
+        let writer = std::thread::Builder::new().name("export".into()).spawn(|| writer.run())?;
+        Ok(Some(Exports { writer, rings, flags }))
     }
 
     /// A shard's end of a new ring.
@@ -61,7 +97,7 @@ impl AccessLog {
         records
     }
 
-    /// Opens the file anew, for log rotation.
+    /// Opens files anew, for log rotation.
     pub fn reopen(&self) {
         self.flags.reopen.store(true, Ordering::Release);
         self.writer.thread().unpark();
@@ -84,9 +120,12 @@ impl AccessLog {
 
 /// Records that reached the writer and could not be written: disk full, pipe closed.
 pub static UNWRITTEN: AtomicU64 = AtomicU64::new(0);
+/// The same, of the file of usage.
+pub static USAGE_UNWRITTEN: AtomicU64 = AtomicU64::new(0);
 
 struct Writer {
-    out: Out,
+    outs: Vec<Out>,
+    clickhouse: Option<clickhouse::Feed>,
     rings: Vec<rtrb::Consumer<Record>>,
     new_rings: mpsc::Receiver<rtrb::Consumer<Record>>,
     flags: Arc<Flags>,
@@ -100,26 +139,32 @@ impl Writer {
             // Read before the rings: what was pushed before the end was asked for is written.
             let finish = self.flags.finish.load(Ordering::Acquire);
             if self.flags.reopen.swap(false, Ordering::AcqRel) {
-                self.out.reopen();
+                self.outs.iter_mut().for_each(Out::reopen);
             }
             self.rings.extend(self.new_rings.try_iter());
             let mut lines = 0;
             let catalog = self.catalog.load();
-            for ring in &mut self.rings {
+            let mut rings = std::mem::take(&mut self.rings);
+            for ring in &mut rings {
                 // A bound, so that one busy shard does not keep the others' records waiting.
                 for _ in 0..ring.slots() {
                     let Ok(record) = ring.pop() else { break };
                     access_line(&mut batch, &record, &catalog);
                     lines += 1;
                     if batch.len() >= BATCH {
-                        self.out.write(&mut batch, std::mem::take(&mut lines), &self.flags);
+                        self.pass_on(&mut batch, std::mem::take(&mut lines));
                     }
                 }
             }
+            self.rings = rings;
             drop(catalog);
             let idle = lines == 0 && batch.is_empty();
-            self.out.write(&mut batch, lines, &self.flags);
+            self.pass_on(&mut batch, lines);
             if idle && finish {
+                // What goes by the network gets what is left of the caller's patience.
+                if let Some(feed) = self.clickhouse {
+                    feed.finish();
+                }
                 return;
             }
             if idle {
@@ -128,60 +173,128 @@ impl Writer {
             }
         }
     }
+
+    /// Writes `batch`, which holds so many `lines`, everywhere, and empties it.
+    fn pass_on(&mut self, batch: &mut String, lines: u64) {
+        if batch.is_empty() {
+            return;
+        }
+        for out in &mut self.outs {
+            out.write(batch, lines, &self.flags);
+        }
+        if let Some(feed) = &self.clickhouse {
+            feed.offer(batch, lines);
+        }
+        batch.clear();
+    }
 }
 
 /// Bytes per write: few syscalls when busy, and one line at a time when not.
 const BATCH: usize = 64 * 1024;
 
 struct Out {
+    /// As events name it.
+    name: &'static str,
     file: File,
     /// `None` for standard output, which cannot be opened anew.
     path: Option<PathBuf>,
+    rotation: Option<Rotation>,
     /// The last write stopped in the middle of a line.
     torn: bool,
     /// Writing fails; said once until it works again.
     failing: bool,
+    lost: &'static AtomicU64,
+}
+
+struct Rotation {
+    bytes_max: u64,
+    keep: u32,
+    /// In the file now.
+    bytes: u64,
 }
 
 impl Out {
-    fn open(path: Option<PathBuf>) -> io::Result<Out> {
+    fn open(
+        name: &'static str,
+        path: Option<PathBuf>,
+        mut rotation: Option<Rotation>,
+        lost: &'static AtomicU64,
+    ) -> io::Result<Out> {
         let file = match &path {
-            Some(path) => append_to(path)?,
+            Some(path) => append_to(path).map_err(|error| {
+                io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+            })?,
             // A descriptor of its own, without the standard library's buffer and lock.
             None => File::from(io::stdout().as_fd().try_clone_to_owned()?),
         };
-        Ok(Out { file, path, torn: false, failing: false })
+        if let Some(rotation) = &mut rotation {
+            rotation.bytes = file.metadata()?.len();
+        }
+        Ok(Out { name, file, path, rotation, torn: false, failing: false, lost })
+    }
+
+    fn say(&self, level: Level, what: &str, error: Option<&io::Error>) {
+        let event = format!("{}_{what}", self.name);
+        match error {
+            Some(error) => say(level, &event, &[("error", error)]),
+            None => say(level, &event, &[]),
+        }
     }
 
     fn reopen(&mut self) {
         let Some(path) = &self.path else { return };
         match append_to(path) {
             Ok(file) => {
+                if let Some(rotation) = &mut self.rotation {
+                    rotation.bytes = file.metadata().map_or(0, |known| known.len());
+                }
                 self.file = file;
                 self.torn = false;
             }
-            Err(error) => {
-                say(Level::Error, "access_log_not_reopened", &[("error", &error)]);
-            }
+            Err(error) => self.say(Level::Error, "not_reopened", Some(&error)),
         }
     }
 
-    /// Writes `batch`, which holds so many `lines`, and empties it. What cannot be written is
-    /// counted and forgotten: a full disk is no reason to keep records in memory.
-    fn write(&mut self, batch: &mut String, lines: u64, flags: &Flags) {
-        if batch.is_empty() {
-            return;
+    /// Puts the full file aside and begins the next.
+    fn rotate(&mut self) {
+        let (Some(path), Some(rotation)) = (&self.path, &self.rotation) else { return };
+        let numbered = |number: u32| {
+            let mut name = path.clone().into_os_string();
+            name.push(format!(".{number}"));
+            PathBuf::from(name)
+        };
+        let keep = rotation.keep;
+        for number in (1..keep).rev() {
+            // A gap in the row is no fault.
+            let _ = std::fs::rename(numbered(number), numbered(number + 1));
         }
-        if self.torn {
-            batch.insert(0, '\n');
+        let aside = match keep {
+            0 => std::fs::remove_file(path),
+            _ => std::fs::rename(path, numbered(1)),
+        };
+        if let Err(error) = aside {
+            self.say(Level::Error, "not_rotated", Some(&error));
         }
-        let mut rest = batch.as_bytes();
-        while !rest.is_empty() {
-            let error = match self.file.write(rest) {
+        self.reopen();
+    }
+
+    /// Writes `batch`, which holds so many `lines`. What cannot be written is counted and forgotten:
+    /// a full disk is no reason to keep records in memory.
+    fn write(&mut self, batch: &str, lines: u64, flags: &Flags) {
+        if self.rotation.as_ref().is_some_and(|rotation| rotation.bytes >= rotation.bytes_max) {
+            self.rotate();
+        }
+        let torn = if self.torn { "\n" } else { "" };
+        let mut rest = [torn.as_bytes(), batch.as_bytes()];
+        while let Some(part) = rest.iter_mut().find(|part| !part.is_empty()) {
+            let error = match self.file.write(part) {
                 Ok(0) => io::ErrorKind::WriteZero.into(),
                 Ok(written) => {
-                    self.torn = rest[written - 1] != b'\n';
-                    rest = &rest[written..];
+                    self.torn = part[written - 1] != b'\n';
+                    *part = &part[written..];
+                    if let Some(rotation) = &mut self.rotation {
+                        rotation.bytes += written as u64;
+                    }
                     continue;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -195,17 +308,16 @@ impl Out {
                 }
                 Err(error) => error,
             };
-            let lost = memchr::memchr_iter(b'\n', rest).count() as u64;
-            UNWRITTEN.fetch_add(lost.min(lines), Ordering::Relaxed);
+            let lost = memchr::memchr_iter(b'\n', rest[1]).count() as u64;
+            self.lost.fetch_add(lost.min(lines), Ordering::Relaxed);
             if !std::mem::replace(&mut self.failing, true) {
-                say(Level::Error, "access_log_not_written", &[("error", &error)]);
+                self.say(Level::Error, "not_written", Some(&error));
             }
-            break;
+            return;
         }
-        if rest.is_empty() && std::mem::take(&mut self.failing) {
-            say(Level::Info, "access_log_works_again", &[]);
+        if std::mem::take(&mut self.failing) {
+            self.say(Level::Info, "works_again", None);
         }
-        batch.clear();
     }
 }
 
@@ -249,8 +361,13 @@ fn access_line(out: &mut String, record: &Record, catalog: &Catalog) {
     let _ = writeln!(
         out,
         ",\"prompt_tokens\":{},\"completion_tokens\":{},\"cached_tokens\":{},\
-         \"reasoning_tokens\":{},\"estimated_tokens\":{}}}",
-        usage.prompt, usage.completion, usage.cached, usage.reasoning, usage.estimated,
+         \"reasoning_tokens\":{},\"estimated_tokens\":{},\"cost_usd\":{}}}",
+        usage.prompt,
+        usage.completion,
+        usage.cached,
+        usage.reasoning,
+        usage.estimated,
+        dollars(usage.nano),
     );
 }
 
@@ -306,6 +423,11 @@ mod tests {
         Arc::new(ArcSwap::from_pointee(Catalog::of(&registry)))
     }
 
+    fn log_to(path: PathBuf) -> Exports {
+        let sinks = Sinks { access_log: Some(Some(path)), ..Sinks::default() };
+        Exports::start(sinks, catalog()).expect("a log").expect("a sink")
+    }
+
     fn folder(name: &str) -> PathBuf {
         let folder = std::env::temp_dir().join(format!("forebay-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
@@ -328,7 +450,7 @@ mod tests {
         assert_eq!(json["duration_ms"], 5_000.007);
         assert_eq!(json["queue_ms"], serde_json::Value::Null);
         assert_eq!(json["prompt_tokens"], 9);
-        assert_eq!(json.as_object().map(serde_json::Map::len), Some(24));
+        assert_eq!(json.as_object().map(serde_json::Map::len), Some(25));
     }
 
     /// Many shards, a rotation in the middle: every record is in one of the two files, whole.
@@ -336,7 +458,7 @@ mod tests {
     fn no_record_is_lost_by_rotation_or_at_the_end() {
         let folder = folder("rotation");
         let path = folder.join("access.log");
-        let log = AccessLog::start(Some(path.clone()), catalog()).expect("a log");
+        let log = log_to(path.clone());
         let mut meters: Vec<_> =
             (0..3).map(|id| Meter::linked(ShardId(id), Some(log.records()))).collect();
         for turn in 0..2_000 {
@@ -362,9 +484,43 @@ mod tests {
         std::fs::remove_dir_all(folder).expect("removed");
     }
 
+    /// Every record is in one of the files that were kept or in one that was to go.
+    #[test]
+    fn the_file_of_usage_is_followed_by_the_next_when_it_is_large() {
+        let folder = folder("usage-file");
+        let path = folder.join("usage.jsonl");
+        let usage = UsageFile { path: path.clone(), bytes_max: 20_000, keep: 2 };
+        let sinks = Sinks { usage_file: Some(usage), ..Sinks::default() };
+        let exports = Exports::start(sinks, catalog()).expect("a file").expect("a sink");
+        let (mut meter, _link) = Meter::linked(ShardId(0), Some(exports.records()));
+        for turn in 0..1_000 {
+            meter.done(&done(format!("r-{turn}").as_bytes()));
+            meter.tick(Instant::ZERO);
+            // Few lines at a time, or all would go to one file.
+            while turn % 20 == 0 && std::fs::metadata(&path).map_or(0, |known| known.len()) == 0 {
+                std::thread::yield_now();
+            }
+        }
+        assert!(exports.finish(Duration::from_secs(20)));
+        let mut newest = Vec::new();
+        for name in ["usage.jsonl.2", "usage.jsonl.1", "usage.jsonl"] {
+            let text = std::fs::read_to_string(folder.join(name)).expect("a file");
+            assert!(text.ends_with('\n') && text.len() < 20_000 + 2 * BATCH, "{name}");
+            for line in text.lines() {
+                let json: serde_json::Value = serde_json::from_str(line).expect("JSON");
+                assert_eq!(json["cost_usd"], 0);
+                newest.push(json["request_id"].as_str().expect("an id").to_owned());
+            }
+        }
+        assert!(!folder.join("usage.jsonl.3").exists());
+        let expected = (1_000 - newest.len()..1_000).map(|turn| format!("r-{turn}"));
+        assert!(newest.into_iter().eq(expected), "in order, up to the last");
+        std::fs::remove_dir_all(folder).expect("removed");
+    }
+
     #[test]
     fn a_full_disk_is_counted_and_said_and_survived() {
-        let log = AccessLog::start(Some("/dev/full".into()), catalog()).expect("a log");
+        let log = log_to("/dev/full".into());
         let (mut meter, _link) = Meter::linked(ShardId(0), Some(log.records()));
         let before = UNWRITTEN.load(Ordering::Relaxed);
         for _ in 0..100 {
@@ -388,7 +544,7 @@ mod tests {
         .expect("a pipe");
         // Opened for reading and never read; a writer can open it then.
         let _reader = OpenOptions::new().read(true).write(true).open(&path).expect("opened");
-        let log = AccessLog::start(Some(path), catalog()).expect("a log");
+        let log = log_to(path);
         let (mut meter, link) = Meter::linked(ShardId(0), Some(log.records()));
         for turn in 0..20_000 {
             meter.done(&done(b"r"));

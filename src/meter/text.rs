@@ -40,6 +40,8 @@ pub struct Facts<'a> {
     pub state_failures: u64,
     /// Access records that reached the writer and could not be written.
     pub records_unwritten: u64,
+    /// By sink and result: records and alerts that were to leave the process.
+    pub exported: [(&'static str, &'static str, u64); 5],
     pub events_lost: u64,
     pub process: Process,
 }
@@ -291,6 +293,14 @@ fn gateway(page: &mut Page, facts: &Facts) {
     page.head("forebay_access_log_dropped_total", COUNTER, "Access records nobody could take.");
     let dropped = facts.ledger.shards.records_dropped.saturating_add(facts.records_unwritten);
     page.line("forebay_access_log_dropped_total", &[], dropped);
+    page.head(
+        "forebay_exported_total",
+        COUNTER,
+        "Usage records and alerts, by what became of them.",
+    );
+    for (sink, result, count) in facts.exported {
+        page.line("forebay_exported_total", &[("sink", sink), ("result", result)], count);
+    }
     page.head("forebay_events_dropped_total", COUNTER, "Diagnostic events that were not written.");
     page.line("forebay_events_dropped_total", &[], facts.events_lost);
 }
@@ -569,6 +579,7 @@ mod tests {
             state_commits: 0,
             state_failures: 0,
             records_unwritten: 0,
+            exported: [("clickhouse", "sent", 0); 5],
             events_lost: 0,
             process: Process::default(),
         })

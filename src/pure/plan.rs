@@ -110,6 +110,8 @@ pub struct Plan {
     pub state_sync: Sync,
     /// What happens to requests that are counted while the state cannot be written.
     pub unwritten: Unwritten,
+    pub usage: Usage,
+    pub alerts: Option<Alerts>,
     pub fleet: Option<Fleet>,
     pub pools: Vec<Pool>,
     pub backends: Vec<Backend>,

@@ -83,3 +83,68 @@ fn a_question_that_makes_no_sense_is_told_so() {
     assert_eq!(status, 200);
     assert_eq!(csv.lines().nth(1), Some("\"a\",\"m\",1,7,5,12,0,0,0,0"), "{csv}");
 }
+
+/// One record of each request, the same in the file and in the table; the file stays behind SIGHUP.
+#[test]
+fn records_of_usage_go_to_a_file_and_to_clickhouse() {
+    let (backend, table, folder) = (Backend::kind(), Listener::start(), Folder::new());
+    let file = folder.0.join("usage.jsonl");
+    let text = Setup::to(backend.url()).text();
+    let text = text.replace("m: { }", "m: { price: { input: 1, output: 4 } }");
+    let usage = format!(
+        "usage: {{ file: {{ path: '{}' }}, clickhouse: {{ url: '{}', table: llm.usage }} }}\n",
+        file.display(),
+        table.url()
+    );
+    let mut gateway = Gateway::run(&(usage + &text));
+    assert_eq!(gateway.ask(chat()).status(), 200);
+    let (mut peer, request) = table.request();
+    assert!(
+        request.target().starts_with("/?query=INSERT%20INTO%20llm.usage%20FORMAT%20JSONEachRow")
+    );
+    peer.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+    let record: serde_json::Value = serde_json::from_str(request.text()).expect("one line of JSON");
+    assert_eq!((&record["tenant"], &record["key"]), (&"a".into(), &"key-a".into()));
+    assert_eq!((&record["total_tokens"], &record["prompt_tokens"]), (&().into(), &7.into()));
+    assert_eq!(record["cost_usd"], 27e-6);
+    gateway.reaches("forebay_exported_total", &["sink=\"clickhouse\"", "result=\"sent\""], 1.0);
+    assert_eq!(std::fs::read_to_string(&file).expect("a file"), request.text());
+
+    // What waits for the next batch is sent before the end.
+    assert_eq!(gateway.ask(stream()).status(), 200);
+    gateway.settled(2);
+    gateway.signal(Signal::TERM);
+    let request = peer.request();
+    peer.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+    let record: serde_json::Value = serde_json::from_str(request.text()).expect("one line of JSON");
+    assert_eq!(record["stream"], true);
+    assert!(gateway.ended().success());
+    assert_eq!(std::fs::read_to_string(&file).expect("a file").lines().count(), 2);
+}
+
+#[test]
+fn a_budget_that_is_nearly_spent_is_told_to_the_webhook() {
+    let (backend, hook) = (Backend::kind(), Listener::start());
+    let text = Setup::to(backend.url()).text();
+    let text = text.replace("a: { }", "a: { reserve: none, budget: { tokens: 24, per: month } }");
+    let alerts = format!("alerts: {{ webhook: '{}/services/T0/hush' }}\n", hook.url());
+    let gateway = Gateway::run(&(alerts + &text));
+    let told = |share: u32| {
+        assert_eq!(gateway.ask(chat()).status(), 200);
+        let (mut peer, request) = hook.request();
+        peer.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok");
+        assert_eq!(request.target(), "/services/T0/hush");
+        let alert = request.json();
+        assert_eq!((&alert["event"], &alert["tenant"]), (&"budget".into(), &"a".into()));
+        assert_eq!(alert["per_cent"].as_f64(), Some(f64::from(share)));
+        let text = alert["text"].as_str().expect("a text for people");
+        assert!(text.contains("tenant a") && text.contains("month"), "{text}");
+        assert_eq!(alert["limit_tokens"], 24);
+    };
+    told(50);
+    told(100);
+    gateway.reaches("forebay_exported_total", &["sink=\"webhook\"", "result=\"sent\""], 2.0);
+    // The URL is a password.
+    assert!(!gateway.errors().iter().any(|line| line.contains("hush")));
+    assert!(!gateway.metrics().contains("hush"));
+}

@@ -740,6 +740,8 @@ fn assemble(
         state_dir: spec.state_dir,
         state_sync: spec.state_sync,
         unwritten: spec.unwritten,
+        usage: spec.usage,
+        alerts: spec.alerts,
         fleet: spec.fleet.map(|(redis, name, share)| Fleet { redis, name: Arc::from(name), share }),
         pools,
         backends,

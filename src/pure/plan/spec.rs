@@ -1,17 +1,19 @@
 //! The file, area by area, as it was written: names are still names. The order is that of the
 //! file in the design; the code that reads an area is its schema.
 
+mod exports;
 mod issuers;
 mod pools;
 mod routes;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::problem::{Problem, Severity};
 use super::read::{Fields, Item, Named, Reader, shown};
 use super::terms::{
-    Admission, Breaker, Gpu, Health, Kv, Limits, Priority, Promote, Queue, Reserve, Scrape, Sleep,
-    Sync, UnitSpec, Unwritten,
+    Admission, Alerts, Breaker, Gpu, Health, Kv, Limits, Priority, Promote, Queue, Reserve, Scrape,
+    Sleep, Sync, UnitSpec, Unwritten, Usage,
 };
 use super::tree::{self, Node, Pos, Value};
 use super::value::{self, Target};
@@ -30,6 +32,8 @@ pub(super) struct Spec {
     pub state_dir: Option<String>,
     pub state_sync: Sync,
     pub unwritten: Unwritten,
+    pub usage: Usage,
+    pub alerts: Option<Alerts>,
     pub fleet: Option<(Secret, String, f64)>,
     pub pools: Vec<PoolSpec>,
     pub models: Vec<ModelSpec>,
@@ -208,6 +212,8 @@ pub(super) fn read<'a>(r: &mut Reader<'a>, root: &'a Node) -> Option<Spec> {
         let admin = f.get(r, "admin", admin).unwrap_or_default();
         let (state_dir, state_sync, unwritten) = f.get(r, "state", state).unwrap_or_default();
         let fleet = f.get(r, "fleet", fleet);
+        let usage = f.get(r, "usage", exports::usage);
+        let alerts = f.get(r, "alerts", exports::alerts);
         let pools = f.need(r, "pools", "name at least one pool of backends", |r, item| {
             if matches!(&item.node.value, Value::Map(entries) if entries.is_empty()) {
                 r.wrong(item, "there is no pool here".to_owned(), None);
@@ -248,6 +254,8 @@ pub(super) fn read<'a>(r: &mut Reader<'a>, root: &'a Node) -> Option<Spec> {
             state_sync,
             unwritten,
             fleet,
+            usage: usage.unwrap_or_default(),
+            alerts,
             pools: pools.unwrap_or_default(),
             models: models.unwrap_or_default(),
             routes: routes.unwrap_or_default(),
@@ -549,6 +557,23 @@ fn state<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<(Option<String>, Syn
         }
         Some((dir, sync.unwrap_or_default(), unwritten.unwrap_or_default()))
     })
+}
+
+/// A file of certificates, read now.
+fn certificates<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<Arc<str>> {
+    let path = r.text(item)?;
+    match r.file(&path) {
+        Ok(pem) if pem.contains("-----BEGIN CERTIFICATE-----") => Some(Arc::from(pem)),
+        Ok(_) => {
+            let message = format!("{} holds no certificate in PEM form", shown(item));
+            r.wrong(item, message, None);
+            None
+        }
+        Err(why) => {
+            r.wrong(item, format!("the certificates cannot be read: {why}"), None);
+            None
+        }
+    }
 }
 
 fn fleet<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<(Secret, String, f64)> {

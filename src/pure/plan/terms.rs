@@ -311,6 +311,39 @@ pub enum Unwritten {
     Refuse,
 }
 
+/// Where a record of each request goes, beside the access log.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub file: Option<UsageFile>,
+    pub clickhouse: Option<ClickHouse>,
+}
+
+/// JSON lines; a file that has `bytes_max` is put aside, and so many of these are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsageFile {
+    pub path: Box<str>,
+    pub bytes_max: u64,
+    pub keep: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClickHouse {
+    pub url: Box<str>,
+    pub table: Box<str>,
+    pub user: Option<Box<str>>,
+    pub password: Option<Secret>,
+    /// PEM.
+    pub ca: Option<Arc<str>>,
+}
+
+/// Who is told when a budget is nearly spent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Alerts {
+    pub webhook: Secret,
+    /// PEM.
+    pub ca: Option<Arc<str>>,
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sync {
     /// fsync every 50 ms.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::by_member;
+use super::{by_member, certificates};
 use crate::pure::jwt::{Algorithm, Claim, KeySet, Rules};
 use crate::pure::plan::Secret;
 use crate::pure::plan::problem::{Severity, suggest};
@@ -173,19 +173,7 @@ fn key_source<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<KeySource> {
         });
         let ca = f.get(r, "ca", |r, item| {
             of_url(r, item);
-            let path = r.text(item)?;
-            match r.file(&path) {
-                Ok(pem) if pem.contains("-----BEGIN CERTIFICATE-----") => Some(Arc::from(pem)),
-                Ok(_) => {
-                    let message = format!("{} holds no certificate in PEM form", shown(item));
-                    r.wrong(item, message, None);
-                    None
-                }
-                Err(why) => {
-                    r.wrong(item, format!("the certificates cannot be read: {why}"), None);
-                    None
-                }
-            }
+            certificates(r, item)
         });
         match (url, file) {
             (Some(url), None) => {

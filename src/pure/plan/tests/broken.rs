@@ -60,6 +60,29 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
             "14:72: tenants.acme.budget.cut: a budget that turns to a cheaper model does not cut (tenant acme); help: leave `cut` out, or `refuse` over it",
         ],
     ),
+    (
+        "tenants:\n",
+        "usage: { clickhouse: { url: \"http://ch:8123/?user=x\", table: \"a; DROP\" } }\ntenants:\n",
+        &[
+            "13:29: usage.clickhouse.url: this is the URL of a server, without a path; help: database and table go to `table`, names to `user` and `password`",
+            "13:62: usage.clickhouse.table: `a; DROP` is no name of a table; help: `table` or `database.table`, of letters, digits and `_`",
+        ],
+    ),
+    (
+        "tenants:\n",
+        "alerts: { webhook: \"hooks.example.com/T0/secret\" }\ntenants:\n",
+        &[
+            "13:20: alerts.webhook: this is not a URL that can be asked; help: as in `{ file: webhook.url }`, with `https://...` in that file",
+        ],
+    ),
+    (
+        "tenants:\n",
+        "usage: { file: { size: 1KiB } }\ntenants:\n",
+        &[
+            "13:16: usage.file.path: `path` is missing; help: as in `/var/log/forebay/usage.jsonl`",
+            "13:24: usage.file.size: `1KiB` is out of range: it must be at least 65536 bytes",
+        ],
+    ),
     // ---- shapes
     (
         "  acme: {}",
