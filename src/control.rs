@@ -105,6 +105,8 @@ pub fn run(source: Source, options: Options) -> ExitCode {
         }
     };
     let Some(loaded) = load(&made, &mut registry) else { return ExitCode::FAILURE };
+    // Its vocabularies are this one's as well; kept longer they would outlive a reload.
+    drop(plan);
     let plan = &loaded.plan;
     tell(&claims.banner(&source, plan));
     events::start(level);

@@ -654,7 +654,10 @@ async fn inspect(
     // What routes alone name has no place of its own to learn in.
     let factor = model.map(|_| trip.shard.factors.borrow().of(trip.done.model));
     let estimate = tokens::prompt(seen.parts.iter().map(|part| part.span.of(body)));
-    let prompt = factor.unwrap_or_default().apply(estimate);
+    let prompt = match plan.vocabulary(model, route) {
+        Some(vocabulary) => tokens::exact(vocabulary, &seen.parts, body),
+        None => factor.unwrap_or_default().apply(estimate),
+    };
     // How many tokens a picture has is not learnt from: it would be taken for a matter of the text.
     let teaches = model.is_some() && seen.media_bytes == 0;
     let edit = body::Edit { model: (*asked != *canonical).then_some(canonical), ask_usage };

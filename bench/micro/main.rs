@@ -18,6 +18,7 @@ use forebay::pure::limit::{Amount, Windows};
 use forebay::pure::plan::Plan;
 use forebay::pure::policy::{Policy, Verdict};
 use forebay::pure::sse::Scanner;
+use forebay::pure::tokens::{self, Vocabulary};
 use forebay::pure::units::{self, Rng};
 
 #[global_allocator]
@@ -32,7 +33,7 @@ struct Case {
     make: fn() -> Box<dyn FnMut()>,
 }
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 16] = [
     Case {
         name: "request-head",
         what: "head of openai-python's chat request",
@@ -67,6 +68,42 @@ const CASES: [Case; 10] = [
         what: "six limits on requests and tokens: taken, told, settled",
         extra: 2000,
         make: limits,
+    },
+    Case {
+        name: "estimate-4k",
+        what: "estimate the tokens of a 4 KiB prompt",
+        extra: 1000,
+        make: || estimate(4 << 10),
+    },
+    Case {
+        name: "exact-880",
+        what: "count a chat prompt of 880 tokens by o200k_base",
+        extra: 200,
+        make: || exact("o200k_base", &[prose(880)]),
+    },
+    Case {
+        name: "exact-32k",
+        what: "the same, 32 KiB of prose and code",
+        extra: 20,
+        make: || exact("o200k_base", &[prose(usize::MAX)]),
+    },
+    Case {
+        name: "exact-a-32k",
+        what: "the same, 32 KiB of one letter",
+        extra: 20,
+        make: || exact("o200k_base", &["a".repeat(32 << 10)]),
+    },
+    Case {
+        name: "exact-rnd-32k",
+        what: "the same, 32 KiB of letters by chance",
+        extra: 20,
+        make: || exact("o200k_base", &chances(None)),
+    },
+    Case {
+        name: "exact-words-32k",
+        what: "the same, in words of eight that no cache has",
+        extra: 20,
+        make: || exact("o200k_base", &chances(Some(8))),
     },
 ];
 
@@ -261,6 +298,45 @@ fn limits() -> Box<dyn FnMut()> {
         };
         black_box(scopes.quotas(at));
         scopes.settle(&grant, Amount { output: 150, ..ask }, at);
+    })
+}
+
+/// This file's own text: prose and code. So many tokens of it by o200k, or 32 KiB.
+fn prose(tokens: usize) -> String {
+    const TEXT: &str = include_str!("main.rs");
+    // Three and a half bytes a token, counted once.
+    let len = tokens.saturating_mul(7).saturating_div(2).min(32 << 10);
+    TEXT.chars().filter(char::is_ascii).cycle().take(len).collect()
+}
+
+/// Texts of 32 KiB of letters by chance, in words of so many or without a break.
+fn chances(word: Option<usize>) -> Vec<String> {
+    let mut rng = Rng::seeded(11);
+    let blank = |at: usize| word.is_some_and(|word| at % (word + 1) == word);
+    let mut letter =
+        |at| if blank(at) { ' ' } else { char::from(b'a' + (rng.next_u64() % 26) as u8) };
+    (0..32).map(|_| (0..32 << 10).map(&mut letter).collect()).collect()
+}
+
+fn chat(text: &str) -> Vec<u8> {
+    let messages = serde_json::json!([{ "role": "user", "content": text }]);
+    serde_json::json!({ "model": "m", "messages": messages }).to_string().into_bytes()
+}
+
+fn estimate(len: usize) -> Box<dyn FnMut()> {
+    let body = chat(&prose(usize::MAX)[..len]);
+    Box::new(move || assert!(tokens::prompt([black_box(&body[..])]).0 > 500))
+}
+
+/// Each text in turn: the vocabulary remembers a few thousand words.
+fn exact(name: &str, texts: &[String]) -> Box<dyn FnMut()> {
+    let Some(vocabulary) = Vocabulary::built_in(name) else { panic!("{name} is built in") };
+    let mut bodies: Vec<Vec<u8>> = texts.iter().map(|text| chat(text)).collect();
+    Box::new(move || {
+        bodies.rotate_left(1);
+        let body = &bodies[0];
+        let Ok(inspected) = Inspector::new(BodyKind::Chat).finish(body) else { panic!("a body") };
+        assert!(tokens::exact(&vocabulary, black_box(&inspected.parts), body).0 > 100);
     })
 }
 

@@ -30,8 +30,8 @@ pub enum NoPlan {
 }
 
 impl Source {
-    /// Reads the file and the secrets that it names, and builds the plan with the keys that were made
-    /// at run time. Blocks on the disk.
+    /// Reads the file and the secrets and tokenizers that it names, and builds the plan with the keys
+    /// that were made at run time. Blocks on the disk.
     ///
     /// # Errors
     /// The file cannot be read, or it is refused whole.
@@ -56,7 +56,7 @@ impl Source {
     ) -> Result<Loaded, NoPlan> {
         let env = |name: &str| std::env::var(name).ok();
         let files = |path: &str| {
-            read(&self.beside(path), SECRET_BYTES_MAX).map_err(|error| format!("{path}: {error}"))
+            read(&self.beside(path), FILE_BYTES_MAX).map_err(|error| format!("{path}: {error}"))
         };
         match Plan::build_with(&text, made, &env, &files, registry) {
             Ok(plan) => Ok(Loaded { plan, text }),
@@ -83,7 +83,8 @@ impl Source {
 
 /// Larger than any plan that a person or a script has a use for; a device file ends here.
 const CONFIG_BYTES_MAX: u64 = 16 * 1024 * 1024;
-const SECRET_BYTES_MAX: u64 = 64 * 1024;
+/// Of a file that it names: tokenizers have up to 35 MB, and secrets a bound of their own.
+const FILE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 pub(super) fn read(path: &Path, bytes_max: u64) -> Result<String, String> {
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;

@@ -23,6 +23,7 @@ pub use lease::{Allowance, Lease};
 pub use reservoir::{AMOUNT_MAX, Calendar, Dry, Rate, Reservoir, Resource, Ring};
 
 use crate::pure::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::pure::tokens::Vocabularies;
 use crate::pure::units::Series;
 
 /// Names per kind that one process will ever know. A name keeps its number for life (metrics are
@@ -331,6 +332,8 @@ pub struct Registry {
     keys: Names,
     limits: HashMap<(ScopeKind, Box<str>), Arc<LimitRow>, FixedState>,
     limit_rows: Vec<Arc<LimitRow>>,
+    /// Kept over reloads as rows are, for as long as a plan uses them.
+    pub vocabularies: Vocabularies,
 }
 
 impl Default for Registry {
@@ -366,6 +369,7 @@ impl Registry {
             keys: Names::new(&other),
             limits: HashMap::default(),
             limit_rows: Vec::new(),
+            vocabularies: Vocabularies::default(),
         }
     }
 

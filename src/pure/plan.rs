@@ -33,6 +33,7 @@ use crate::pure::fields::Forward;
 use crate::pure::h1::BasePath;
 use crate::pure::jwt::Verified;
 use crate::pure::limit::{Scope, Scopes};
+use crate::pure::tokens::{Tokenizer, Vocabulary};
 use crate::pure::units::{BackendId, KeyId, ModelId, NanoUsd, PoolId, RouteId, Series, TenantId};
 
 /// Fields that are read and checked and then not acted on by this version. Whoever builds one of
@@ -48,7 +49,6 @@ const NOT_YET: &[NotYet] = &[
     NotYet::ignored("pools.*.backends[].gpu", &[]),
     NotYet::ignored("pools.*.backends[].http", &["1"]),
     NotYet::ignored("models.*.context", &[]),
-    NotYet::ignored("models.*.tokenizer", &["auto"]),
     NotYet::ignored("models.*.kv", &[]),
     NotYet::ignored("models.*.fallback", &[]),
     NotYet::ignored("routes[].match.tier", &[]),
@@ -154,8 +154,8 @@ struct Lookup {
 impl Plan {
     /// Text (YAML, hence JSON too) to plan, or every problem found, in file order.
     ///
-    /// `env` answers `${VAR}`; `files` reads a secret by path (relative to the configuration's
-    /// folder: the caller's matter). Names get their numbers and rows from `registry`, which a
+    /// `env` answers `${VAR}`; `files` reads a secret or a tokenizer by path (relative to the
+    /// configuration's folder: the caller's matter). Names get their numbers and rows from `registry`, which a
     /// refused text leaves as it was. Allocates freely: for control, never for a shard.
     ///
     /// # Errors
@@ -307,6 +307,15 @@ impl Plan {
         (allow.is_empty() || one(allow, asked))
             && !one(deny, asked)
             && !own.is_some_and(|own| one(deny, own))
+    }
+
+    /// What prompts of this model on this route are counted with; `None` estimates them.
+    pub fn vocabulary(&self, model: Option<ModelId>, route: RouteId) -> Option<&Vocabulary> {
+        let of_model = || model.map(|model| &self.models[model.index()].tokenizer);
+        match self.routes[route.index()].tokenizer.as_ref().or_else(of_model)? {
+            Tokenizer::Auto => None,
+            Tokenizer::Exact(vocabulary) => Some(vocabulary),
+        }
     }
 
     /// The limits that a request stands under. `tier` is one that [`Plan::bearer`] gave.
@@ -543,7 +552,7 @@ pub struct Model {
     pub context: Option<u64>,
     pub max_output: Option<u64>,
     pub price: Option<Price>,
-    pub tokenizer: Option<Box<str>>,
+    pub tokenizer: Tokenizer,
     pub kv: Option<Kv>,
     pub limits: Option<Scope>,
     /// Tried in this order; no chain leads back to its start.
@@ -588,6 +597,8 @@ pub struct Route {
     pub sticky: Option<Box<str>>,
     pub retry: Retry,
     pub heartbeat: Option<Duration>,
+    /// In place of the model's.
+    pub tokenizer: Option<Tokenizer>,
     pub limits: Option<Scope>,
     pub queue: Option<Queue>,
     pub canary: Option<Canary>,

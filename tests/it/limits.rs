@@ -177,6 +177,38 @@ fn a_request_for_n_answers_reserves_n_times_and_teaches_single_ones() {
 }
 
 #[test]
+fn where_a_model_or_a_route_names_a_vocabulary_the_prompt_is_counted_and_not_estimated() {
+    // OpenAI's rule: three tokens a message, its role, its text, three for the answer.
+    const OVERHEAD: u64 = 3 + 1 + 3;
+    // " word" is one token, and so is "word"; the blank behind the last one is another.
+    let tokens = |words: u64| OVERHEAD + words + 1;
+    let words = 300;
+    for (model, route, counted) in [
+        ("o200k_base", None, true),
+        ("auto", Some("cl100k_base"), true),
+        ("o200k_base", Some("auto"), false),
+    ] {
+        let backend = Backend::kind();
+        let text = Setup::to(backend.url()).text();
+        let text = text.replace("  m: { }", &format!("  m: {{ tokenizer: {model} }}"));
+        let route = route.map(|route| format!("pool: main, tokenizer: {route},"));
+        let text = text.replace("pool: main,", route.as_deref().unwrap_or("pool: main,"));
+        let limit = tokens(words) + 1;
+        let tenant = format!("a: {{ rate_limit: {{ tpm: {limit} }}, reserve: max }}");
+        let gateway = Gateway::run(&text.replace("a: { }", &tenant));
+        // One token more than fits, then all that fits.
+        let never = gateway.ask(ask(words as usize, 2));
+        assert_eq!((never.status(), never.code().as_str()), (400, "request_too_large"), "{model}");
+        let answer = gateway.ask(ask(words as usize, 1));
+        if counted {
+            assert_eq!((answer.status(), left(&answer, "tokens")), (200, 0), "{model}");
+        } else {
+            assert_eq!(answer.status(), 400, "the estimate is higher");
+        }
+    }
+}
+
+#[test]
 fn what_ends_early_is_charged_for_what_was_generated() {
     let backend = Listener::start();
     let gateway = limited(&backend.url(), "rate_limit: { tpm: 100000, concurrency: 1 }", "");

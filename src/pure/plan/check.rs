@@ -10,7 +10,7 @@ use super::problem::{Severity, nearest, suggest};
 use super::read::{Named, Reader};
 use super::spec::{
     BackendSpec, EVERY_NAME, IssuerSpec, KeySpec, ModelSpec, Over, PoolSpec, RouteSpec, Spec,
-    TenantSpec,
+    TenantSpec, TokenizerSpec,
 };
 use super::tree::Pos;
 use super::{
@@ -19,6 +19,7 @@ use super::{
 };
 use crate::pure::board::{Full, Kind, Rate, Registry, ScopeKind};
 use crate::pure::limit::{Cap, Scope};
+use crate::pure::tokens::{Tokenizer, Vocabularies};
 use crate::pure::units::{BackendId, KeyId, ModelId, PoolId, RouteId, TenantId};
 
 type Map<K, V> = HashMap<K, V, FixedState>;
@@ -49,6 +50,7 @@ pub(super) fn plan(
         fallbacks: spec.models.iter().map(|model| fallbacks(r, &models, model)).collect(),
     };
     fallbacks_end(r, &spec, &models, &links.fallbacks);
+    let tokenizers = Tokenizers::of(r, &spec, &mut registry.vocabularies);
     advise(r, &spec, &models, &lookup);
     if spec.tenants.is_empty()
         && let Some(issuer) = spec.issuers.first()
@@ -78,7 +80,7 @@ pub(super) fn plan(
     }
     let notices = std::mem::take(&mut r.notices);
     let assembled = room(registry, &spec, &models.implicit)
-        .and_then(|()| assemble(spec, models.implicit, links, registry));
+        .and_then(|()| assemble(spec, models.implicit, links, tokenizers, registry));
     match assembled {
         Ok(plan) => Some(Plan { notices, digest, lookup, ..plan }),
         Err(full) => {
@@ -623,6 +625,41 @@ fn report_ring(r: &mut Reader<'_>, spec: &Spec, ring: &[usize], looping: &mut [b
     }
 }
 
+/// What prompts are counted with, by the same index as in the [`Spec`]; `None` where it says nothing.
+struct Tokenizers {
+    models: Vec<Option<Tokenizer>>,
+    routes: Vec<Option<Tokenizer>>,
+}
+
+impl Tokenizers {
+    fn of(r: &mut Reader<'_>, spec: &Spec, vocabularies: &mut Vocabularies) -> Tokenizers {
+        // Before new ones are made: what the plan in force uses stays.
+        vocabularies.prune();
+        let mut made = |r: &mut Reader<'_>, tokenizer: &TokenizerSpec| match tokenizer {
+            TokenizerSpec::Auto => Some(Tokenizer::Auto),
+            TokenizerSpec::BuiltIn(name) => vocabularies.built_in(name).map(Tokenizer::Exact),
+            TokenizerSpec::File { at, json } => match vocabularies.from_json(json) {
+                Ok(vocabulary) => Some(Tokenizer::Exact(vocabulary)),
+                Err(why) => {
+                    let message = format!("the tokenizer cannot be used: {why}");
+                    r.problem(at.pos, &at.path, message, None);
+                    None
+                }
+            },
+        };
+        let of_model = |model: &ModelSpec| {
+            let tokenizer = model.tokenizer.as_ref()?;
+            r.owned("model", &model.at.name, |r| made(r, tokenizer))
+        };
+        let models = spec.models.iter().map(of_model).collect();
+        let of_route = |route: &RouteSpec| {
+            let tokenizer = route.tokenizer.as_ref()?;
+            r.owned("route", &route.at.name, |r| made(r, tokenizer))
+        };
+        Tokenizers { models, routes: spec.routes.iter().map(of_route).collect() }
+    }
+}
+
 /// Allowed, and probably not meant.
 fn advise(r: &mut Reader<'_>, spec: &Spec, models: &Models, lookup: &Lookup) {
     for model in &spec.models {
@@ -687,15 +724,17 @@ fn assemble(
     spec: Spec,
     implicit: Vec<Box<str>>,
     links: Links,
+    tokenizers: Tokenizers,
     registry: &mut Registry,
 ) -> Result<Plan, Full> {
     let (pools, backends) = pools(spec.pools, registry)?;
-    let models = models(spec.models, links.fallbacks, implicit, registry)?;
+    let models = models(spec.models, links.fallbacks, tokenizers.models, implicit, registry)?;
     let mut routes = Vec::with_capacity(spec.routes.len());
-    for (route, links) in spec.routes.into_iter().zip(links.routes) {
+    let routes_given = spec.routes.into_iter().zip(tokenizers.routes).zip(links.routes);
+    for ((route, tokenizer), links) in routes_given {
         // A route without links has left a problem behind, and no plan is made.
         let Some(links) = links else { continue };
-        routes.push(route_of(route, links, registry)?);
+        routes.push(Route { tokenizer, ..route_of(route, links, registry)? });
     }
     let tiers: Vec<Tier> = spec
         .tiers
@@ -818,11 +857,12 @@ fn backend_of(
 fn models(
     specs: Vec<ModelSpec>,
     fallbacks: Vec<Vec<Fallback>>,
+    tokenizers: Vec<Option<Tokenizer>>,
     implicit: Vec<Box<str>>,
     registry: &mut Registry,
 ) -> Result<Vec<Model>, Full> {
     let mut models = Vec::with_capacity(specs.len() + implicit.len());
-    for (model, fallback) in specs.into_iter().zip(fallbacks) {
+    for ((model, tokenizer), fallback) in specs.into_iter().zip(tokenizers).zip(fallbacks) {
         let limits = model.rate_limit.unwrap_or_default();
         models.push(Model {
             limits: scope(registry, ScopeKind::Model, &model.at.name, &limits, None),
@@ -832,7 +872,7 @@ fn models(
             context: model.context,
             max_output: model.max_output,
             price: model.price,
-            tokenizer: model.tokenizer.map(String::into_boxed_str),
+            tokenizer: tokenizer.unwrap_or_default(),
             kv: model.kv,
             fallback,
         });
@@ -845,7 +885,7 @@ fn models(
             context: None,
             max_output: None,
             price: None,
-            tokenizer: None,
+            tokenizer: Tokenizer::Auto,
             kv: None,
             limits: None,
             fallback: Vec::new(),
@@ -964,6 +1004,7 @@ fn route_of(route: RouteSpec, links: RouteLinks, registry: &mut Registry) -> Res
         sticky: route.sticky,
         retry: route.retry,
         heartbeat: route.heartbeat,
+        tokenizer: None,
         limits,
         queue: route.queue,
         canary: route.canary.map(|canary| Canary {

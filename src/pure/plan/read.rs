@@ -552,7 +552,7 @@ impl<'a> Reader<'a> {
                 let path = self.fields(item, |r, f| {
                     f.need(r, "file", "a secret is text or `{ file: path }`", Reader::text)
                 })?;
-                match (self.files)(&path) {
+                match self.file(&path) {
                     Ok(text) => text,
                     Err(error) => {
                         self.wrong(item, format!("the secret cannot be read: {error}"), None);

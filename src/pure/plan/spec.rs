@@ -113,10 +113,20 @@ pub(super) struct ModelSpec {
     pub context: Option<u64>,
     pub max_output: Option<u64>,
     pub price: Option<Price>,
-    pub tokenizer: Option<String>,
+    pub tokenizer: Option<TokenizerSpec>,
     pub kv: Option<Kv>,
     pub rate_limit: Option<Limits>,
     pub fallback: Vec<(Named, String)>,
+}
+
+pub(super) enum TokenizerSpec {
+    Auto,
+    BuiltIn(String),
+    /// What is in the file, and where that is named.
+    File {
+        at: Named,
+        json: String,
+    },
 }
 
 pub(super) struct RouteSpec {
@@ -128,6 +138,7 @@ pub(super) struct RouteSpec {
     pub sticky: Option<Box<str>>,
     pub retry: Retry,
     pub heartbeat: Option<Duration>,
+    pub tokenizer: Option<TokenizerSpec>,
     pub rate_limit: Option<Limits>,
     pub queue: Option<Queue>,
     pub canary: Option<CanarySpec>,

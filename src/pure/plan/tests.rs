@@ -130,6 +130,7 @@ fn env(name: &str) -> Option<String> {
 fn files(path: &str) -> Result<String, String> {
     match path {
         "admin.token" | "upstream.key" => Ok("sk-of-file\n".to_owned()),
+        "bad.json" => Ok("{\"model\":{\"type\":\"Unigram\"}}".to_owned()),
         "two.key" => Ok("one\ntwo\n".to_owned()),
         _ => Err("no such file".to_owned()),
     }

@@ -3,13 +3,18 @@
 use std::time::Duration;
 
 use super::routes::limits;
-use super::{BackendSpec, ModelSpec, PoolSpec, TOKENS_MAX, WEIGHT_MAX, fields_or_none, words};
+use super::{
+    BackendSpec, ModelSpec, PoolSpec, TOKENS_MAX, TokenizerSpec, WEIGHT_MAX, fields_or_none, place,
+    words,
+};
 use crate::pure::fields::Forward;
+use crate::pure::plan::problem::nearest;
 use crate::pure::plan::read::{Item, Named, Reader, shown};
 use crate::pure::plan::terms::{Breaker, Engine, Gpu, Health, Kv, Scrape, Sleep};
 use crate::pure::plan::tree::Value;
 use crate::pure::plan::value;
 use crate::pure::plan::{Dialect, Price, Secret, Timeouts};
+use crate::pure::tokens;
 
 pub(super) fn pool<'a>(r: &mut Reader<'a>, at: Named, item: &Item<'a>) -> Option<PoolSpec> {
     r.fields(item, |r, f| {
@@ -311,12 +316,29 @@ pub(super) fn model<'a>(r: &mut Reader<'a>, at: Named, item: &Item<'a>) -> Optio
     })
 }
 
-fn tokenizer<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<String> {
+/// `auto`, a vocabulary that is built in, or the path of a `tokenizer.json`, read now.
+pub(super) fn tokenizer<'a>(r: &mut Reader<'a>, item: &Item<'a>) -> Option<TokenizerSpec> {
     let text = r.text(item)?;
-    if matches!(text.as_str(), "auto" | "o200k_base" | "cl100k_base") || text.contains('/') {
-        return Some(text);
+    if text == "auto" {
+        return Some(TokenizerSpec::Auto);
     }
-    let hint = "`auto`, `o200k_base`, `cl100k_base`, or the path of a tokenizer.json".to_owned();
+    if tokens::NAMES.contains(&text.as_str()) {
+        return Some(TokenizerSpec::BuiltIn(text));
+    }
+    if text.contains('/') || text.ends_with(".json") {
+        return match r.file(&text) {
+            Ok(json) => Some(TokenizerSpec::File { at: place(item), json }),
+            Err(error) => {
+                r.wrong(item, format!("the tokenizer cannot be read: {error}"), None);
+                None
+            }
+        };
+    }
+    let known = tokens::NAMES.into_iter().chain(["auto"]);
+    let near = nearest(&text, known).map(|near| format!("did you mean `{near}`?"));
+    let hint = near.unwrap_or_else(|| {
+        format!("`auto`, `{}`, or the path of a tokenizer.json", tokens::NAMES.join("`, `"))
+    });
     r.wrong(item, format!("{} is no known tokenizer", shown(item)), Some(hint));
     None
 }

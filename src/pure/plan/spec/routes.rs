@@ -1,5 +1,6 @@
 //! Routes, and who may use them: limits, tiers, tenants, keys.
 
+use super::pools::tokenizer;
 use super::{
     BudgetSpec, CanarySpec, KeySpec, Over, RouteSpec, ShadowSpec, TOKENS_MAX, TenantSpec, TierSpec,
     WEIGHT_MAX, by_member, fields_or_none, place, words,
@@ -46,6 +47,7 @@ fn route_fields<'a>(r: &mut Reader<'a>, f: &mut Fields<'a>) -> Option<RouteSpec>
         })
     });
     let heartbeat = f.get(r, "heartbeat", Reader::duration);
+    let tokenizer = f.get(r, "tokenizer", tokenizer);
     let rate_limit = f.get(r, "rate_limit", limits);
     let queue = f.get(r, "queue", |r, item| {
         r.fields(item, |r, f| {
@@ -78,6 +80,7 @@ fn route_fields<'a>(r: &mut Reader<'a>, f: &mut Fields<'a>) -> Option<RouteSpec>
         sticky,
         retry: retry.unwrap_or_default(),
         heartbeat,
+        tokenizer,
         rate_limit,
         queue,
         canary,

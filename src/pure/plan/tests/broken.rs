@@ -482,6 +482,33 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
         &["15:1: a second document begins here; a configuration is one document"],
     ),
     ("  acme: {}", "  ? [a]\n  : {}", &["14:5: a key must be a plain word, not a list or a map"]),
+    // ---- tokenizers
+    (
+        "big: { aliases: [small] }",
+        "big: { aliases: [small], tokenizer: o200k-bse }",
+        &[
+            "8:39: models.big.tokenizer: `o200k-bse` is no known tokenizer (model big); help: did you mean `o200k_base`?",
+        ],
+    ),
+    (
+        "big: { aliases: [small] }",
+        "big: { aliases: [small], tokenizer: sentencepiece }",
+        &[
+            "8:39: models.big.tokenizer: `sentencepiece` is no known tokenizer (model big); help: `auto`, `o200k_base`, `cl100k_base`, `qwen`, `llama3`, or the path of a tokenizer.json",
+        ],
+    ),
+    (
+        "    pool: main",
+        "    pool: main\n    tokenizer: /gone/tokenizer.json",
+        &["13:16: routes[0].tokenizer: the tokenizer cannot be read: no such file (route chat)"],
+    ),
+    (
+        "    pool: main",
+        "    pool: main\n    tokenizer: bad.json",
+        &[
+            "13:16: routes[0].tokenizer: the tokenizer cannot be used: its model is Unigram; only byte-level BPE is counted here (route chat)",
+        ],
+    ),
     ("  acme: {}", "  acme: &a [*a]", &["14:13: this alias stands inside what it names"]),
 ];
 

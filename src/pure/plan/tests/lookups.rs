@@ -256,3 +256,25 @@ fn five_thousand_routes_build_and_route() {
     }
     assert_eq!(plan.models.len(), 5_001);
 }
+
+#[test]
+fn a_route_counts_by_its_own_vocabulary_and_a_reload_makes_none_again() {
+    let mut registry = Registry::new();
+    let mut load = |text: &str| Plan::build(text, &env, &files, &mut registry).expect("a plan");
+    let text = SMALL.replace("[small] }", "[small], tokenizer: cl100k_base }");
+    let (chat, big) = (RouteId(0), Some(ModelId(0)));
+    let plan = load(&text);
+    let again = load(&text);
+    assert!(plan.notices.is_empty(), "{:?}", plan.notices);
+    let vocabulary = |plan: &Plan| plan.vocabulary(big, chat).map(std::ptr::from_ref);
+    assert!(vocabulary(&plan).is_some() && vocabulary(&plan) == vocabulary(&again));
+    assert!(plan.vocabulary(None, chat).is_none());
+    let route = |tokenizer: &str| format!("    pool: main\n    tokenizer: {tokenizer}");
+    let plan = load(&text.replace("    pool: main", &route("auto")));
+    assert_eq!(vocabulary(&plan), None);
+    let plan = load(&text.replace("    pool: main", &route("llama3")));
+    let other = plan.vocabulary(None, chat).map(std::ptr::from_ref);
+    assert!(other.is_some() && other == vocabulary(&plan) && other != vocabulary(&again));
+    let plan = load(SMALL);
+    assert_eq!(vocabulary(&plan), None);
+}
