@@ -26,6 +26,7 @@ pub mod pure {
     pub mod plan;
     pub mod relay;
     pub mod sse;
+    pub mod tokens;
     pub mod usage;
 }
 
