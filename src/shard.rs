@@ -450,6 +450,7 @@ async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
     let route = &plan.routes[call.route.index()];
     trip.done.route = route.series;
     limits::reserve(trip, client, &call).await?;
+    trip.may_panic(client, "reserved");
     trip.shard.policy.borrow_mut().request(&plan, call.route, trip.began);
 
     let mut tried: Vec<BackendId> = Vec::new();
@@ -1043,6 +1044,7 @@ async fn relay(
             }
             if progress.content {
                 if trip.done.ttft.is_none() {
+                    trip.may_panic(wires.client, "relay");
                     trip.first_content(wires.client, streamed, now);
                 } else if streamed {
                     shard.meter.borrow_mut().gap(route.series, now.since(last));

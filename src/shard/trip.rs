@@ -472,6 +472,22 @@ impl Trip {
         rest
     }
 
+    /// Panics where a test asks for it, to show what a bug of ours costs: by a field that names the
+    /// place, in builds with assertions alone, and only where the environment allows it.
+    #[cfg(debug_assertions)]
+    pub fn may_panic(&self, client: &Client, place: &str) {
+        let asked = client.head.named(&client.request, b"x-forebay-panic");
+        if asked.is_some_and(|asked| asked == place.as_bytes())
+            && std::env::var_os("FOREBAY_TEST_PANICS").is_some()
+        {
+            panic!("asked for by a test");
+        }
+    }
+
+    #[cfg(not(debug_assertions))]
+    #[inline(always)]
+    pub fn may_panic(&self, _: &Client, _: &str) {}
+
     /// Whether the budget pays for `generated` tokens of the answer; `paid` is how many it is known to.
     pub fn is_paid(&mut self, generated: u64, paid: &mut u64, now: Instant) -> bool {
         if generated > *paid {

@@ -81,6 +81,7 @@ pub fn people() -> String {
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command.args(args).env_remove("RUST_LOG").stdin(Stdio::null());
+    command.env("FOREBAY_TEST_PANICS", "1");
     command
 }
 
