@@ -134,7 +134,7 @@ fn the_command_line_shows_the_usage_that_the_admin_port_has_as_csv_and_json() {
     let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
 
     const HEAD: &str = "tenant,requests,prompt_tokens,completion_tokens,total_tokens,cached_tokens,\
-                        reasoning_tokens,estimated_tokens";
+                        reasoning_tokens,estimated_tokens,cost_usd";
     let mut lines = csv.lines();
     assert_eq!(lines.next(), Some(HEAD));
     let lines: Vec<&str> = lines.collect();
@@ -147,10 +147,10 @@ fn the_command_line_shows_the_usage_that_the_admin_port_has_as_csv_and_json() {
         for (field, number) in HEAD.split(',').skip(1).zip(numbers.split(',')) {
             assert_eq!(tenant[field].to_string(), number, "{name}: {field}");
         }
-        assert_eq!(numbers.split(',').count(), 7, "{line}");
+        assert_eq!(numbers.split(',').count(), 8, "{line}");
     }
-    assert!(csv.contains("\n\"a\",3,21,15,36,0,0,0\n"), "{csv}");
-    assert!(csv.contains("\n\"o, \"\"dd\"\"\",0,0,0,0,0,0,0\n"), "{csv}");
+    assert!(csv.contains("\n\"a\",3,21,15,36,0,0,0,0\n"), "{csv}");
+    assert!(csv.contains("\n\"o, \"\"dd\"\"\",0,0,0,0,0,0,0,0\n"), "{csv}");
 
     let (fine, one, wrong) = usage(&["--tenant", odd]);
     assert!(fine, "{wrong}");
