@@ -704,7 +704,8 @@ async fn place(
 ) -> Result<Place, Stop> {
     let plan = trip.plan.clone();
     let pool = &plan.pools[plan.routes[call.route.index()].pool.index()];
-    let since = rt::now();
+    // Asked for once there is something to wait for.
+    let mut since = None;
     loop {
         let verdict = {
             let mut policy = trip.shard.policy.borrow_mut();
@@ -718,9 +719,8 @@ async fn place(
         };
         match verdict {
             Verdict::Send(ticket) => {
-                let waited = rt::now().since(since);
-                if !waited.is_zero() && trip.done.queue.is_some() {
-                    trip.done.queue = Some(waited);
+                if let Some(since) = since {
+                    trip.done.queue = Some(rt::now().since(since));
                 }
                 return Ok(Place { ticket, shard: trip.shard.clone() });
             }
@@ -730,9 +730,11 @@ async fn place(
             }
             Verdict::Wait => {}
         }
-        trip.done.queue = Some(rt::now().since(since));
-        let deadline = since + pool.wait;
-        if rt::now() >= deadline {
+        let now = rt::now();
+        let began = *since.get_or_insert(now);
+        trip.done.queue = Some(now.since(began));
+        let deadline = began + pool.wait;
+        if now >= deadline {
             let text = "Every backend for this model is busy. Try again shortly.";
             return Err(Refusal::busy("overloaded", text, Duration::from_secs(1)).into());
         }
@@ -803,7 +805,8 @@ async fn attempt(
     let backend = &plan.backends[place.ticket.backend.index()];
     let pool = &plan.pools[backend.pool.index()];
     let shard = trip.shard.clone();
-    let idle = shard.pool.borrow_mut().take(backend, rt::now());
+    let now = rt::now();
+    let idle = shard.pool.borrow_mut().take(backend, now);
     let mut conn = match idle {
         // A body that passes through cannot be sent again, so no connection that may be stale.
         Some(conn) if !call.upload => conn,

@@ -265,9 +265,14 @@ impl Trip {
             h1::write_request(out, &outgoing, bytes, &head.fields);
             let mut pieces = [IoSlice::new(&[]); PIECES];
             let mut count = 1;
-            for piece in call.splices.pieces(body) {
-                pieces[count] = IoSlice::new(piece);
-                count += 1;
+            let body = call.splices.pieces(body);
+            if length <= COPIED_MAX {
+                body.for_each(|piece| out.extend_from_slice(piece));
+            } else {
+                for piece in body {
+                    pieces[count] = IoSlice::new(piece);
+                    count += 1;
+                }
             }
             pieces[0] = IoSlice::new(out);
             match conn.request(&pieces[..count]) {
@@ -568,6 +573,8 @@ impl Drop for Trip {
     }
 }
 
+/// A body up to this length is copied behind its head: for the kernel, one piece costs less than two.
+const COPIED_MAX: u64 = 2 * 1024;
 /// Pieces of a request that are sent in one go: its head, and the body around three splices.
 const PIECES: usize = 8;
 
