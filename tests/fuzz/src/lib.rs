@@ -20,6 +20,7 @@ pub mod pure {
     pub mod fields;
     pub mod h1;
     pub mod json;
+    pub mod jwt;
     pub mod limit;
     pub mod multipart;
     pub mod peek;
