@@ -196,7 +196,8 @@ impl Trip {
         timeouts: &Timeouts,
     ) -> Result<Conn, Failed> {
         let addresses = self.shard.shared.addresses.load_full();
-        let mut open = std::pin::pin!(Conn::open(backend, &addresses, timeouts.connect));
+        // On the heap while it lasts: it would make the task of every request a kilobyte larger.
+        let mut open = Box::pin(Conn::open(backend, &addresses, timeouts.connect));
         let half_close = self.plan.server.half_close;
         let opened = std::future::poll_fn(|cx| {
             if let std::task::Poll::Ready(opened) = open.as_mut().poll(cx) {
