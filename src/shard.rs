@@ -26,7 +26,7 @@ use crate::pure::dialect::{self, Endpoint};
 use crate::pure::fields::Known;
 use crate::pure::h1::{self, Decoder, Framing, Method, Parse};
 use crate::pure::jwt::KeySets;
-use crate::pure::limit::{History, Windows};
+use crate::pure::limit::{Accounts, History, Windows};
 use crate::pure::multipart;
 use crate::pure::plan::{Plan, Timeouts};
 use crate::pure::policy::{Policy, Ticket, Verdict};
@@ -178,6 +178,8 @@ struct Shard {
     plan: RefCell<PlanRef>,
     policy: RefCell<Policy>,
     pool: RefCell<Pool>,
+    /// What it holds of limits that all shards share.
+    accounts: RefCell<Accounts>,
     /// How long answers have been.
     history: RefCell<History>,
     /// How prompts that backends have counted compare to their estimates.
@@ -211,6 +213,7 @@ impl Shard {
             plan: RefCell::new(Rc::new(plan)),
             policy: RefCell::new(Policy::new(Rng::seeded(seed))),
             pool: RefCell::default(),
+            accounts: RefCell::new(Accounts::new(shards.max(1) as usize)),
             history: RefCell::default(),
             factors: RefCell::default(),
             bearers: RefCell::default(),
@@ -233,6 +236,8 @@ impl Shard {
         let mut mine = self.plan.borrow_mut();
         if !Arc::ptr_eq(&latest, &mine) {
             *mine = Rc::new(Arc::clone(&latest));
+            // Limits may be others now, or gone.
+            self.accounts.borrow_mut().give_back();
         }
         Rc::clone(&mine)
     }
@@ -243,6 +248,10 @@ impl Shard {
             let now = rt::now();
             self.pool.borrow_mut().reap(now);
             self.meter.borrow_mut().tick(now);
+            match self.draining.get() {
+                true => self.accounts.borrow_mut().give_back(),
+                false => self.accounts.borrow_mut().tick(),
+            }
             // Slots may have been freed by other shards.
             self.unpark();
             match self.shared.phase() {
@@ -269,9 +278,10 @@ impl Shard {
                 }
             }
         }
+        // Tasks that are leaked with the runtime keep both from being dropped.
+        self.accounts.borrow_mut().give_back();
         let mut meter = self.meter.borrow_mut();
         meter.tick(rt::now());
-        // Tasks that are leaked with the runtime keep the meter from being dropped.
         meter.close();
     }
 

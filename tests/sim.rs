@@ -8,11 +8,12 @@
 #[path = "sim/fleet.rs"]
 mod fleet;
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay::pure::board::{LimitRow, Rate, ScopeKind};
-use forebay::pure::limit::{Amount, Cap, Grant, Per, Scope, Scopes, Windows, per_of};
+use forebay::pure::limit::{Accounts, Amount, Cap, Grant, Per, Scope, Scopes, Windows, per_of};
 use forebay::pure::units::{Instant, Rng};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -54,6 +55,7 @@ impl Bucket {
 /// What the book knows of a request that was admitted.
 struct Entry {
     grant: Grant,
+    shard: usize,
     ask: Amount,
     at: u64,
     windows: Windows,
@@ -73,6 +75,7 @@ struct World {
     unix: u64,
     windows: Windows,
     scopes: Vec<Scope>,
+    shards: Vec<RefCell<Accounts>>,
     requests: Vec<Option<Bucket>>,
     tokens: Vec<Option<Bucket>>,
     open: Vec<Entry>,
@@ -87,6 +90,7 @@ impl World {
         let now = 40_000_000 * SECOND + rng.below(SECOND);
         let unix = 1_796_083_200 + rng.below(86_400);
         let windows = Windows::at(unix, Instant::from_nanos(now));
+        let shards = shards(1 + rng.below(8) as usize);
         let mut world = World {
             seed,
             rng,
@@ -94,6 +98,7 @@ impl World {
             unix,
             windows,
             scopes: Vec::new(),
+            shards,
             requests: Vec::new(),
             tokens: Vec::new(),
             open: Vec::new(),
@@ -175,7 +180,11 @@ impl World {
             nano: self.rng.below(20_000),
         };
         let before = self.observed(at);
-        match self.list().take(ask, Instant::from_nanos(at), &self.windows) {
+        let shard = self.rng.below(self.shards.len() as u64) as usize;
+        let accounts = &self.shards[shard];
+        let now = Instant::from_nanos(at);
+        let taken = self.list().take(ask, now, &self.windows, &mut accounts.borrow_mut());
+        match taken {
             Ok(grant) => {
                 for (buckets, amount) in
                     [(&mut self.requests, 1), (&mut self.tokens, ask.tokens().max(1))]
@@ -187,7 +196,7 @@ impl World {
                         bucket.replace(0, amount);
                     }
                 }
-                self.open.push(Entry { grant, ask, at, windows: self.windows });
+                self.open.push(Entry { grant, shard, ask, at, windows: self.windows });
                 for (scope, used) in self.scopes.iter().zip(self.booked()) {
                     let running = self.open.len() as u64;
                     assert!(scope.concurrency.is_none_or(|most| running <= u64::from(most)));
@@ -250,9 +259,10 @@ impl World {
                 ..entry.ask
             },
         };
+        let accounts = &mut self.shards[entry.shard].borrow_mut();
         match never_sent {
-            true => self.list().cancel(&entry.grant, now),
-            false => self.list().settle(&entry.grant, used, now),
+            true => self.list().cancel(&entry.grant, now, accounts),
+            false => self.list().settle(&entry.grant, used, now, accounts),
         }
         let requests = u64::from(!never_sent);
         for (buckets, reserved, actual) in [
@@ -316,6 +326,7 @@ impl World {
                 scope.row.calendars[number].restore(window, amount);
             }
         }
+        self.shards = shards(self.shards.len());
         // Nobody settles what was under way: it stays charged with what it had reserved.
         for entry in self.open.drain(..) {
             let Entry { ask, at, windows, .. } = entry;
@@ -373,6 +384,8 @@ impl World {
     }
 
     fn check(&self) {
+        // With a tick of all shards it stands on the board who runs.
+        self.shards.iter().for_each(|accounts| accounts.borrow_mut().tick());
         let now = Instant::from_nanos(self.now);
         let booked = self.booked();
         for (index, scope) in self.scopes.iter().enumerate() {
@@ -414,6 +427,10 @@ impl World {
         }
         self.check();
     }
+}
+
+fn shards(count: usize) -> Vec<RefCell<Accounts>> {
+    (0..count).map(|_| RefCell::new(Accounts::new(count))).collect()
 }
 
 /// One that never reached a backend gave its request back.

@@ -5,21 +5,25 @@
 //! extra repetitions is the cost of one, free of start-up. Nanoseconds are the fastest of many
 //! short native batches, for the story.
 //!
-//! `forebay-micro` runs all cases, `forebay-micro NAME…` some, `--json` prints them for programs.
+//! `forebay-micro` runs all cases, `forebay-micro NAME…` some, `--json` prints them for programs;
+//! `forebay-micro --shards` says what a decision costs where many shards share the same limits.
 
 use std::hint::black_box;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use forebay::pure::board::Registry;
 use forebay::pure::body::{BodyKind, Edit, Inspector, splices};
 use forebay::pure::h1::{Limits, Method, Parse, Request, Response, parse_request, parse_response};
-use forebay::pure::limit::{Amount, Windows};
+use forebay::pure::limit::{Accounts, Amount, Windows};
 use forebay::pure::plan::Plan;
 use forebay::pure::policy::{Policy, Verdict};
 use forebay::pure::sse::Scanner;
 use forebay::pure::tokens::{self, Vocabulary};
-use forebay::pure::units::{self, Rng};
+use forebay::pure::units::{self, Rng, RouteId};
+use rustix::time::{ClockId, clock_gettime};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -33,7 +37,7 @@ struct Case {
     make: fn() -> Box<dyn FnMut()>,
 }
 
-const CASES: [Case; 16] = [
+const CASES: [Case; 17] = [
     Case {
         name: "request-head",
         what: "head of openai-python's chat request",
@@ -67,7 +71,13 @@ const CASES: [Case; 16] = [
         name: "limits",
         what: "six limits on requests and tokens: taken, told, settled",
         extra: 2000,
-        make: limits,
+        make: || limits(1),
+    },
+    Case {
+        name: "limits-32",
+        what: "the same on one of 32 shards, which leases a 32nd at a time",
+        extra: 2000,
+        make: || limits(32),
     },
     Case {
         name: "estimate-4k",
@@ -113,6 +123,12 @@ fn main() -> ExitCode {
         && flag == "--repeat"
     {
         return repeat(name, times);
+    }
+    if arguments == ["--shards"] {
+        for shards in [1, 2, 8, 32] {
+            println!("{shards:>3} shards {:>8.1} ns of CPU a decision", shared(shards));
+        }
+        return ExitCode::SUCCESS;
     }
     let json =
         arguments.iter().position(|argument| argument == "--json").map(|at| arguments.remove(at));
@@ -271,34 +287,99 @@ fn sse_usage() -> Box<dyn FnMut()> {
     scan([USAGE, b""])
 }
 
-/// Six limits in force, each on requests and tokens: taken, told to the client, settled.
-fn limits() -> Box<dyn FnMut()> {
+/// Six limits in force, each on requests and tokens: taken, told to the client, settled. As fast as
+/// the limits allow, as time goes on.
+fn limits(shards: usize) -> Box<dyn FnMut()> {
+    let mut decide = Decide::new(&Arc::new(six_limits()), shards);
+    let mut now = 1_000_000_000_000_u64;
+    Box::new(move || {
+        now += 100_000;
+        decide.once(units::Instant::from_nanos(black_box(now)));
+    })
+}
+
+/// A plan in which a request stands under six limits.
+fn six_limits() -> Plan {
     let limits = "{ rpm: 1000000000, tpm: 1000000000000 }";
     let text = format!(
         "server: {{ listen: \"127.0.0.1:8080\" }}\npools: {{ p: {{ backends: [ {{ name: b, url: \"http://10.0.0.1:8000\" }} ] }} }}\nmodels: {{ m: {{ price: {{ input: 1, cached: 1, output: 1 }}, rate_limit: {limits} }} }}\nroutes: [ {{ name: r, match: {{ model: [m] }}, pool: p, rate_limit: {limits} }} ]\ntenants: {{ t: {{ rate_limit: {limits}, model_limits: {{ m: {limits} }} }} }}\nkeys: [ {{ id: k, tenant: t, sha256: \"{}\", rate_limit: {limits} }} ]\nglobal: {limits}\n",
         "ab".repeat(32)
     );
     let plan = Plan::build(&text, &|_| None, &|path| Err(path.to_owned()), &mut Registry::new());
-    let plan = plan.unwrap_or_else(|problems| panic!("{problems:?}"));
-    let Some(key) = plan.key(&[0xab; 32]) else { panic!("the key is there") };
-    let (tenant, model) = (Some(plan.keys[key.index()].tenant), plan.model("m"));
-    let Some(route) = plan.route(Some("m"), None, "/v1/chat/completions", &|_| None) else {
-        panic!("the route is there")
-    };
-    let windows = Windows::at(1_796_083_200, units::Instant::ZERO);
-    let mut now = 1_000_000_000_000_u64;
-    Box::new(move || {
-        // As fast as the limits allow, as time goes on.
-        now += 100_000;
-        let at = units::Instant::from_nanos(black_box(now));
-        let scopes = plan.scopes(Some(key), tenant, None, model, route);
+    plan.unwrap_or_else(|problems| panic!("{problems:?}"))
+}
+
+/// One shard's decisions under six limits.
+struct Decide {
+    plan: Arc<Plan>,
+    windows: Windows,
+    accounts: Accounts,
+    ticked: units::Instant,
+}
+
+impl Decide {
+    fn new(plan: &Arc<Plan>, shards: usize) -> Decide {
+        Decide {
+            plan: Arc::clone(plan),
+            windows: Windows::at(1_796_083_200, units::Instant::ZERO),
+            accounts: Accounts::new(shards),
+            ticked: units::Instant::ZERO,
+        }
+    }
+
+    fn once(&mut self, now: units::Instant) {
+        let Decide { plan, windows, accounts, ticked } = self;
+        if now.since(*ticked) >= TICK {
+            accounts.tick();
+            *ticked = now;
+        }
+        let (Some(key), Some(model)) = (plan.key(&[0xab; 32]), plan.model("m")) else {
+            panic!("both are there")
+        };
+        let tenant = Some(plan.keys[key.index()].tenant);
+        let scopes = plan.scopes(Some(key), tenant, None, Some(model), RouteId(0));
         let ask = Amount { input: 100, output: 200, nano: 300 };
-        let Ok(grant) = scopes.take(black_box(ask), at, &windows) else {
+        let Ok(grant) = scopes.take(black_box(ask), now, windows, accounts) else {
             panic!("there is enough")
         };
-        black_box(scopes.quotas(at));
-        scopes.settle(&grant, Amount { output: 150, ..ask }, at);
-    })
+        black_box(scopes.quotas(now, accounts));
+        scopes.settle(&grant, Amount { output: 150, ..ask }, now, accounts);
+    }
+}
+
+/// As a shard's.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What a decision under six limits costs where so many shards share all of their rows, in
+/// nanoseconds of CPU: the mean over all of them, and the fastest of several runs.
+fn shared(shards: usize) -> f64 {
+    const ALL: usize = 2_000_000;
+    let plan = Arc::new(six_limits());
+    let begun = Instant::now();
+    let shard = |decisions: usize| {
+        let mut decide = Decide::new(&plan, shards);
+        let before = cpu_ns();
+        for _ in 0..decisions {
+            let now = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            decide.once(units::Instant::from_nanos(1_000_000_000_000 + now));
+        }
+        cpu_ns() - before
+    };
+    let run = || {
+        let spent: u64 = thread::scope(|threads| {
+            let all: Vec<_> = (0..shards).map(|_| threads.spawn(|| shard(ALL / shards))).collect();
+            all.into_iter().map(|one| one.join().unwrap_or(u64::MAX)).sum()
+        });
+        spent as f64 / (ALL / shards * shards) as f64
+    };
+    (0..5).map(|_| run()).fold(f64::INFINITY, f64::min)
+}
+
+/// What this thread has used of a CPU.
+fn cpu_ns() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    // Both are positive, and their sum fits for centuries.
+    (time.tv_sec * 1_000_000_000 + time.tv_nsec).unsigned_abs()
 }
 
 /// This file's own text: prose and code. So many tokens of it by o200k, or 32 KiB.

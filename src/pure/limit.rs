@@ -1,19 +1,23 @@
 //! Limits and money: what a request reserves before it is sent, and what it is charged in the end.
 //!
 //! A request stands under up to seven [`Scope`]s at once: its key, its tenant's use of the model, the
-//! tier that its token names, its tenant, the route, the model, the gateway. Each limits some of: requests, tokens (together, input,
-//! output) per minute, tokens per day, requests at a time, a budget. All of them must allow it or
-//! nothing is taken. What is taken is a [`Grant`], which is settled once, to what was really used.
+//! tier that its token names, its tenant, the route, the model, the gateway. Each limits some of:
+//! requests, tokens (together, input, output) per minute, tokens per day, requests at a time, a budget.
+//! All of them must allow it or nothing is taken. What is taken is a [`Grant`], which is settled once,
+//! to what was really used.
 //!
-//! Nothing here keeps state beyond [`History`]: the words are on the board, so that limits are exact
-//! over all shards.
+//! The words are on the board, so that limits are exact over all shards; what shards keep of their own
+//! is how long answers have been ([`History`]) and what they lease of large limits ([`Accounts`]).
 
+mod accounts;
 mod history;
 mod windows;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+pub use accounts::Accounts;
+use accounts::Own;
 pub use history::History;
 pub use windows::{Per, Windows};
 
@@ -135,30 +139,31 @@ impl<'p> Scopes<'p> {
 
     /// Whether anything is counted over a day or longer.
     pub fn count_windows(&self) -> bool {
-        self.iter().any(|scope| scope.day.is_some() || scope.budget.is_some())
+        self.iter().any(Scope::counts_windows)
     }
 
-    /// Reserves `ask` in every scope, or nothing in any.
-    ///
-    /// All are looked at before the first is drawn from, so that a request that is refused takes
-    /// nothing from others even for a moment, unless a draw in between makes it.
+    /// Reserves `ask` in every scope, or nothing in any: each is drawn from at once, and what was drawn
+    /// goes back if a later one refuses. For as long as that takes, others may find it missing.
     ///
     /// # Errors
     /// The first scope that refuses.
-    pub fn take(&self, ask: Amount, now: Instant, windows: &Windows) -> Result<Grant, Denied> {
-        for scope in self.iter() {
-            scope.peek(ask, now, windows)?;
-        }
-        let grant = Grant { reserved: ask, extra: Amount::default(), at: now, windows: *windows };
+    pub fn take(
+        &self,
+        ask: Amount,
+        now: Instant,
+        windows: &Windows,
+        accounts: &mut Accounts,
+    ) -> Result<Grant, Denied> {
         for (done, scope) in self.iter().enumerate() {
-            if let Err(denied) = scope.take(ask, now, windows) {
+            if let Err(denied) = scope.take(ask, now, windows, accounts.of(&scope.row)) {
                 for taken in self.iter().take(done) {
-                    taken.untake(&grant, now);
+                    let all = (usize::MAX, usize::MAX);
+                    taken.undo(ask, now, windows, all, accounts.of(&taken.row));
                 }
                 return Err(denied);
             }
         }
-        Ok(grant)
+        Ok(Grant { reserved: ask, extra: Amount::default(), at: now, windows: *windows })
     }
 
     /// Whether a budget cuts answers that run into it.
@@ -183,16 +188,16 @@ impl<'p> Scopes<'p> {
     }
 
     /// Charges what was used in the place of what `grant` reserved.
-    pub fn settle(&self, grant: &Grant, used: Amount, now: Instant) {
+    pub fn settle(&self, grant: &Grant, used: Amount, now: Instant, accounts: &mut Accounts) {
         for scope in self.iter() {
-            scope.settle(grant, used, now);
+            scope.settle(grant, used, 1, now, accounts.of(&scope.row));
         }
     }
 
     /// Gives back all that `grant` reserved, as if it had never been asked for.
-    pub fn cancel(&self, grant: &Grant, now: Instant) {
+    pub fn cancel(&self, grant: &Grant, now: Instant, accounts: &mut Accounts) {
         for scope in self.iter() {
-            scope.untake(grant, now);
+            scope.settle(grant, Amount::default(), 0, now, accounts.of(&scope.row));
         }
     }
 
@@ -202,20 +207,24 @@ impl<'p> Scopes<'p> {
         rates.map(Rate::most).min().unwrap_or(u64::MAX)
     }
 
-    /// What is left, for the answer's fields: of requests and of tokens, by the scope that has the
-    /// smallest share of its limit left.
-    pub fn quotas(&self, now: Instant) -> Quotas {
-        let tightest = |of: fn(&Scope) -> Option<(&Rate, &Resource)>| {
-            let share = |(rate, resource)| Resource::share_left(resource, rate, now);
-            let limits = self.iter().filter_map(of).map(|limit| (share(limit), limit));
-            let (_, (rate, resource)) = limits.min_by(|(a, _), (b, _)| a.total_cmp(b))?;
-            let (left, reset) = (resource.left(rate, now), resource.refills_in(rate, now));
-            Some(Quota { limit: rate.limit(), left, reset })
-        };
-        Quotas {
-            requests: tightest(|scope| Some((scope.requests.as_ref()?, &scope.row.requests))),
-            tokens: tightest(|scope| Some((scope.tokens.as_ref()?, &scope.row.tokens))),
+    /// What is left for this shard's requests, for the answer's fields: of requests and of tokens, by
+    /// the scope that has the smallest share of its limit left on the board.
+    pub fn quotas(&self, now: Instant, accounts: &Accounts) -> Quotas {
+        let (mut requests, mut tokens) = (None, None);
+        for scope in self.iter() {
+            tighter(&mut requests, scope, &scope.requests, &scope.row.requests, now);
+            tighter(&mut tokens, scope, &scope.tokens, &scope.row.tokens, now);
         }
+        let quota = |tightest: Option<Tightest<'_>>, what| {
+            let Tightest { scope, rate, resource, .. } = tightest?;
+            let held = accounts.held(&scope.row, what, rate);
+            Some(Quota {
+                limit: rate.limit(),
+                left: (resource.left(rate, now) + held).min(rate.most()),
+                reset: resource.refills_in(rate, now).saturating_sub(rate.fills(held)),
+            })
+        };
+        Quotas { requests: quota(requests, What::Requests), tokens: quota(tokens, What::Tokens) }
     }
 
     /// The longest that any scope lets a request wait for one that runs to end.
@@ -283,6 +292,28 @@ pub struct Quotas {
     pub tokens: Option<Quota>,
 }
 
+/// The limit with the smallest share left so far.
+struct Tightest<'p> {
+    share: f64,
+    scope: &'p Scope,
+    rate: &'p Rate,
+    resource: &'p Resource,
+}
+
+fn tighter<'p>(
+    tightest: &mut Option<Tightest<'p>>,
+    scope: &'p Scope,
+    rate: &'p Option<Rate>,
+    resource: &'p Resource,
+    now: Instant,
+) {
+    let Some(rate) = rate else { return };
+    let share = resource.share_left(rate, now);
+    if tightest.as_ref().is_none_or(|tightest| share < tightest.share) {
+        *tightest = Some(Tightest { share, scope, rate, resource });
+    }
+}
+
 impl Scope {
     /// Whether the budget of this scope is spent.
     pub fn is_spent(&self, windows: &Windows) -> bool {
@@ -305,18 +336,22 @@ impl Scope {
         Some(budget.map(share).fold(0.0, f64::max))
     }
 
+    /// Whether anything is counted over a day or longer.
+    fn counts_windows(&self) -> bool {
+        self.day.is_some() || self.budget.is_some()
+    }
+
     /// Every rate in force, with its resource.
-    pub fn rates(&self) -> impl Iterator<Item = (What, Rate, &Resource)> {
+    pub fn rates(&self) -> impl Iterator<Item = (What, &Rate, &Resource)> {
         let row = &*self.row;
-        let rate = |what, rate: &Option<Rate>, resource| (*rate).map(|rate| (what, rate, resource));
         [
-            rate(What::Requests, &self.requests, &row.requests),
-            rate(What::Tokens, &self.tokens, &row.tokens),
-            rate(What::Input, &self.input, &row.input),
-            rate(What::Output, &self.output, &row.output),
+            (What::Requests, &self.requests, &row.requests),
+            (What::Tokens, &self.tokens, &row.tokens),
+            (What::Input, &self.input, &row.input),
+            (What::Output, &self.output, &row.output),
         ]
         .into_iter()
-        .flatten()
+        .filter_map(|(what, rate, resource)| Some((what, rate.as_ref()?, resource)))
     }
 
     /// Every calendar in force: its number, its kind of window, and its limit.
@@ -352,48 +387,39 @@ impl Scope {
         Denied { what, whose: self.kind, limit, dry }
     }
 
-    fn peek(&self, ask: Amount, now: Instant, windows: &Windows) -> Result<(), Denied> {
-        if let Some(limit) = self.concurrency
-            && self.row.concurrency.now() >= u64::from(limit)
-        {
-            return Err(self.denied(What::Concurrency, u64::from(limit), Dry::For(SOON)));
-        }
-        for draw in self.draws(ask) {
-            draw.resource
-                .peek(&draw.rate, now, draw.amount)
-                .map_err(|dry| self.denied(draw.what, draw.rate.limit(), dry))?;
-        }
-        for booking in self.bookings(ask) {
-            let number = windows.number(booking.per);
-            let used = booking.calendar.used(number);
-            let limit = booking.allowance.limit(number, booking.limit);
-            // Who has spent it all is refused even when this request is free.
-            if used.saturating_add(booking.amount) > limit || used >= limit {
-                let dry = booking.dry(used, now, windows);
-                return Err(self.denied(booking.what, booking.limit, dry));
-            }
-        }
-        Ok(())
-    }
-
     /// Takes all or nothing of this scope.
-    fn take(&self, ask: Amount, now: Instant, windows: &Windows) -> Result<(), Denied> {
-        let limit = self.concurrency.map_or(u64::MAX, u64::from);
-        if !self.row.concurrency.add_within(1, limit) {
-            return Err(self.denied(What::Concurrency, limit, Dry::For(SOON)));
+    fn take(
+        &self,
+        ask: Amount,
+        now: Instant,
+        windows: &Windows,
+        own: &mut Own,
+    ) -> Result<(), Denied> {
+        match self.concurrency.map(u64::from) {
+            Some(limit) if !self.row.concurrency.add_within(1, limit) => {
+                return Err(self.denied(What::Concurrency, limit, Dry::For(SOON)));
+            }
+            Some(_) => {}
+            None => own.began(),
         }
         let (mut drawn, mut booked) = (0, 0);
         let mut take_all = || {
-            for draw in self.draws(ask) {
-                draw.resource
-                    .take(&draw.rate, now, draw.amount)
+            self.draws(ask).try_for_each(|draw| {
+                own.take(&draw, now)
                     .map_err(|dry| self.denied(draw.what, draw.rate.limit(), dry))?;
                 drawn += 1;
+                Ok(())
+            })?;
+            if !self.counts_windows() {
+                return Ok(());
             }
             for booking in self.bookings(ask) {
                 let number = windows.number(booking.per);
                 let limit = booking.allowance.limit(number, booking.limit);
-                if !booking.calendar.take(number, booking.amount, limit) {
+                // Who has spent it all is refused even when this request is free.
+                if booking.calendar.used(number) >= limit
+                    || !booking.calendar.take(number, booking.amount, limit)
+                {
                     let dry = booking.dry(booking.calendar.used(number), now, windows);
                     return Err(self.denied(booking.what, booking.limit, dry));
                 }
@@ -403,19 +429,38 @@ impl Scope {
         };
         let result = take_all();
         if result.is_err() {
-            self.row.concurrency.sub(1);
-            for draw in self.draws(ask).take(drawn) {
-                draw.resource.settle(&draw.rate, now, now, draw.amount, 0);
-            }
-            for booking in self.bookings(ask).take(booked) {
-                booking.calendar.settle(windows.number(booking.per), booking.amount, 0);
-            }
-        }
-        // Behind the change: a commit that looks in between would take the row for written.
-        if booked > 0 {
+            self.undo(ask, now, windows, (drawn, booked), own);
+        } else if booked > 0 {
+            // Behind the change: a commit that looks in between would take the row for written.
             self.row.touch();
         }
         result
+    }
+
+    /// As if it had never been asked: so many draws and bookings of `ask` go back.
+    fn undo(
+        &self,
+        ask: Amount,
+        now: Instant,
+        windows: &Windows,
+        (drawn, booked): (usize, usize),
+        own: &mut Own,
+    ) {
+        self.ended(own);
+        for draw in self.draws(ask).take(drawn) {
+            own.undo(&draw, now);
+        }
+        for booking in self.bookings(ask).take(booked) {
+            booking.calendar.settle(windows.number(booking.per), booking.amount, 0);
+            self.row.touch();
+        }
+    }
+
+    fn ended(&self, own: &mut Own) {
+        match self.concurrency {
+            Some(_) => self.row.concurrency.sub(1),
+            None => own.ended(),
+        }
     }
 
     /// Books `more` in the budget, or nothing of it.
@@ -448,21 +493,13 @@ impl Scope {
         self.row.touch();
     }
 
-    /// As if it had never been asked.
-    fn untake(&self, grant: &Grant, now: Instant) {
-        self.row.concurrency.sub(1);
-        self.replace(grant, Amount::default(), 0, now);
-    }
-
-    fn settle(&self, grant: &Grant, used: Amount, now: Instant) {
-        self.row.concurrency.sub(1);
-        self.replace(grant, used, 1, now);
-    }
-
-    fn replace(&self, grant: &Grant, used: Amount, requests: u64, now: Instant) {
-        for draw in self.draws(grant.reserved) {
-            let actual = used.of(draw.what, requests);
-            draw.resource.settle(&draw.rate, grant.at, now, draw.amount, actual);
+    fn settle(&self, grant: &Grant, used: Amount, requests: u64, now: Instant, own: &mut Own) {
+        self.ended(own);
+        self.draws(grant.reserved).for_each(|draw| {
+            own.settle(&draw, grant.at, now, used.of(draw.what, requests));
+        });
+        if !self.counts_windows() {
+            return;
         }
         let held = match self.budget.is_some_and(|cap| cap.cut) {
             true => grant.reserved.plus(grant.extra),
@@ -482,7 +519,7 @@ impl Scope {
 /// An amount of a resource with a rate.
 struct Draw<'a> {
     what: What,
-    rate: Rate,
+    rate: &'a Rate,
     resource: &'a Resource,
     amount: u64,
 }

@@ -83,9 +83,11 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
     loop {
         let windows = **trip.shard.shared.windows.load();
         let now = rt::now();
-        match scopes.take(ask, now, &windows) {
+        let shard = trip.shard.clone();
+        let taken = scopes.take(ask, now, &windows, &mut shard.accounts.borrow_mut());
+        match taken {
             Ok(grant) => {
-                trip.quotas = QuotaFields::new(&scopes.quotas(now));
+                trip.quotas = QuotaFields::new(&scopes.quotas(now, &shard.accounts.borrow()));
                 if let Some(tenant) = who.tenant {
                     plan.tenants[tenant.index()].row.reserved_tokens.add(ask.tokens());
                 }
@@ -100,7 +102,7 @@ pub async fn reserve(trip: &mut Trip, client: &mut Client, call: &Call) -> Resul
                 super::park(trip, client, now + ASK_AGAIN).await?;
             }
             Err(denied) => {
-                trip.quotas = QuotaFields::new(&scopes.quotas(now));
+                trip.quotas = QuotaFields::new(&scopes.quotas(now, &shard.accounts.borrow()));
                 return Err(refusal(&denied, ask).into());
             }
         }
@@ -192,10 +194,11 @@ impl Stand {
             },
         };
         let scopes = who.scopes(plan);
+        let accounts = &mut trip.shard.accounts.borrow_mut();
         // What never reached a backend costs nothing, not even a request.
         match done.how == Ending::Refused && done.attempts == 0 {
-            true => scopes.cancel(&self.grant, now),
-            false => scopes.settle(&self.grant, used, now),
+            true => scopes.cancel(&self.grant, now, accounts),
+            false => scopes.settle(&self.grant, used, now, accounts),
         }
         if let Some(tenant) = who.tenant {
             let row = &plan.tenants[tenant.index()].row;

@@ -9,7 +9,7 @@ use forebay_loom::pure::board::{
     Allowance, Budget, Calendar, Dry, Lease, LimitRow, Rate, Registry, Reservoir, Ring, ScopeKind,
     Slot,
 };
-use forebay_loom::pure::limit::{Amount, Per, Scope, Scopes, Windows};
+use forebay_loom::pure::limit::{Accounts, Amount, Per, Scope, Scopes, What, Windows};
 use forebay_loom::pure::units::Instant;
 use loom::thread;
 
@@ -197,31 +197,59 @@ fn settling_while_others_draw_loses_neither() {
     });
 }
 
+fn scope(row: &Arc<LimitRow>) -> Scope {
+    Scope {
+        kind: row.kind,
+        row: Arc::clone(row),
+        requests: None,
+        tokens: None,
+        input: None,
+        output: None,
+        concurrency: None,
+        day: None,
+        budget: None,
+        wait: Duration::ZERO,
+    }
+}
+
 #[test]
 fn what_a_request_has_reserved_is_seen_by_the_next_commit_or_the_one_behind_it() {
     every_order(|| {
         let windows = Windows::at(1_796_083_200, NOW);
         let row = Arc::new(LimitRow::new(ScopeKind::Tenant, "a"));
-        let scope = Scope {
-            kind: ScopeKind::Tenant,
-            row: Arc::clone(&row),
-            requests: None,
-            tokens: None,
-            input: None,
-            output: None,
-            concurrency: None,
-            day: Some(100),
-            budget: None,
-            wait: Duration::ZERO,
-        };
+        let scope = Scope { day: Some(100), ..scope(&row) };
         let ask = Amount { input: 3, output: 4, nano: 0 };
         let day = windows.number(Per::Day);
+        let accounts = || Accounts::new(1);
+        let take = move || Scopes::of(&scope).take(ask, NOW, &windows, &mut accounts());
         let commit = |row: &LimitRow| row.was_touched().then(|| row.calendars[0].used(day));
-        let (taken, written) =
-            both(move || Scopes::of(&scope).take(ask, NOW, &windows).is_ok(), || commit(&row));
+        let (taken, written) = both(move || take().is_ok(), || commit(&row));
         assert!(taken);
         let written = commit(&row).or(written);
         assert_eq!(written, Some(7));
+    });
+}
+
+// ---- accounts
+
+#[test]
+fn what_two_shards_lease_at_once_is_what_they_use_and_give_back() {
+    every_order(|| {
+        let row = Arc::new(LimitRow::new(ScopeKind::Tenant, "a"));
+        let rate = per_minute(6_000_000);
+        let (one, two) = (Arc::clone(&row), Arc::clone(&row));
+        let shard = move |row: &Arc<LimitRow>| {
+            let scope = Scope { requests: Some(rate), ..scope(row) };
+            let mut accounts = Accounts::new(2);
+            let (ask, windows) = (Amount::default(), Windows::default());
+            let taken = Scopes::of(&scope).take(ask, NOW, &windows, &mut accounts);
+            // Half of 20 ms, and nothing of it was used but one.
+            assert!(taken.is_ok());
+            assert_eq!(accounts.held(row, What::Requests, &rate), 1_000);
+        };
+        both(move || shard(&one), move || shard(&two));
+        assert_eq!(row.requests.left(&rate, NOW), rate.limit() - 2);
+        assert_eq!(row.concurrency.now(), 2);
     });
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay::pure::board::{LimitRow, Rate, ScopeKind};
-use forebay::pure::limit::{Amount, Grant, Per, Scope, Scopes, Windows};
+use forebay::pure::limit::{Accounts, Amount, Grant, Per, Scope, Scopes, Windows};
 use forebay::pure::member::{Allowed, Claim, Common, Leased, Member, Turn};
 use forebay::pure::units::{Instant, Rng};
 
@@ -175,6 +175,7 @@ struct Gateway {
     asks_at: u64,
     heard: Heard,
     open: Vec<(Grant, u64)>,
+    accounts: Accounts,
     /// Charged by requests that have ended, of the rate, in this process.
     charged: u64,
     /// Ever taken of its own share.
@@ -286,6 +287,7 @@ impl World {
             asks_at: 0,
             heard: Heard::default(),
             open: Vec::new(),
+            accounts: Accounts::new(1),
             charged: 0,
             alone: 0,
             slow_until: 0,
@@ -304,7 +306,8 @@ impl World {
         let (now, windows) = (self.at(), self.windows);
         let gateway = &mut self.gateways[index];
         let ask = Amount { input: amount, ..Amount::default() };
-        let taken = Scopes::of(&gateway.scope).take(ask, now, &windows);
+        let accounts = &mut gateway.accounts;
+        let taken = Scopes::of(&gateway.scope).take(ask, now, &windows, accounts);
         if let Ok(grant) = taken {
             gateway.open.push((grant, amount));
             self.counted += amount;
@@ -326,7 +329,7 @@ impl World {
             _ => reserved,
         };
         let amount = Amount { input: used, ..Amount::default() };
-        Scopes::of(&gateway.scope).settle(&grant, amount, now);
+        Scopes::of(&gateway.scope).settle(&grant, amount, now, &mut gateway.accounts);
         gateway.charged += used;
         self.counted = self.counted + used - reserved;
         self.overrun += used.saturating_sub(reserved);

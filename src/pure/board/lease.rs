@@ -48,17 +48,6 @@ impl Lease {
         }
     }
 
-    /// Whether [`Lease::take`] would succeed; if not, the fleet is asked.
-    ///
-    /// # Errors
-    /// [`Dry`].
-    pub fn peek(&self, now: Instant, amount: u64) -> Result<(), Dry> {
-        if self.credit.load(Ordering::Acquire) >= signed(amount) {
-            return Ok(());
-        }
-        Err(self.want(now, amount))
-    }
-
     fn want(&self, now: Instant, amount: u64) -> Dry {
         let dry_until = Instant::from_nanos(self.dry_until.load(Ordering::Relaxed));
         if dry_until > now {

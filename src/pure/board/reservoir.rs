@@ -33,8 +33,17 @@ pub struct Rate {
     burst: u64,
     /// How far ahead of now a reservoir's word may be.
     depth: u64,
+    /// What all shards together may lease of it; zero where that would be a good part of the burst.
+    leased: u64,
     strict: bool,
 }
+
+/// What a shard leases is used within a tick, or goes back.
+const TICK: u64 = 20_000_000 * FINE;
+/// Of the last drops nobody leases: what one shard laid by, another would miss.
+const PLENTY: u64 = 4 * TICK;
+/// A lease is worth its while if it serves so many requests.
+const LEASE_LEAST: u64 = 4;
 
 impl Rate {
     /// `limit` for each `window`, of which `burst` may come at once (the whole limit where absent).
@@ -43,12 +52,26 @@ impl Rate {
         let window = u64::try_from(window.as_nanos()).unwrap_or(u64::MAX).max(1);
         let window = window.saturating_mul(FINE);
         let burst = if strict { limit } else { burst.unwrap_or(limit) };
-        let rate = Rate { limit, window, burst, depth: 0, strict };
+        let rate = Rate { limit, window, burst, depth: 0, leased: 0, strict };
         // Each draw rounds up; what a full burst of single draws loses by that is given on top, and
         // never as much as one more would take.
         let (whole, one) = (rate.span(burst), rate.span(1));
         let lost = burst.saturating_mul(one).saturating_sub(whole);
-        Rate { depth: whole.saturating_add(lost.min(one - 1)), ..rate }
+        let leased = if strict || whole < PLENTY { 0 } else { rate.amount(TICK) };
+        Rate { depth: whole.saturating_add(lost.min(one - 1)), leased, ..rate }
+    }
+
+    /// What one of so many shards may lease for requests that take `amount` each; zero if it may not.
+    pub fn lease(&self, amount: u64, shards: u64) -> u64 {
+        match amount.saturating_mul(LEASE_LEAST).saturating_mul(shards) <= self.leased {
+            true => self.leased / shards,
+            false => 0,
+        }
+    }
+
+    /// How long `amount` takes to flow in.
+    pub fn fills(&self, amount: u64) -> Duration {
+        coarse(self.span(amount))
     }
 
     pub fn limit(&self) -> u64 {
@@ -88,6 +111,9 @@ impl Rate {
 
     /// How much flows in within `span`, rounded down.
     fn amount(&self, span: u64) -> u64 {
+        if let Some(small) = span.checked_mul(self.limit) {
+            return small / self.window;
+        }
         let exact = u128::from(span) * u128::from(self.limit) / u128::from(self.window);
         u64::try_from(exact).unwrap_or(u64::MAX)
     }
@@ -134,14 +160,6 @@ impl Reservoir {
         }
     }
 
-    /// Whether [`Reservoir::take`] of `amount` would succeed now. One load.
-    ///
-    /// # Errors
-    /// [`Dry`].
-    pub fn peek(&self, rate: &Rate, now: Instant, amount: u64) -> Result<(), Dry> {
-        fits(rate, fine(now), self.full_at.load(Ordering::Relaxed), amount, amount).map(drop)
-    }
-
     /// Gives back what was drawn and not used. Rounded down, so that giving creates nothing.
     pub fn give(&self, rate: &Rate, amount: u64) {
         let limit = rate.limit.max(1);
@@ -152,6 +170,15 @@ impl Reservoir {
                 u64::try_from(exact).unwrap_or(u64::MAX)
             }
         };
+        self.lower(span);
+    }
+
+    /// Gives back all that one draw of `amount` has drawn, to the last bit.
+    pub fn undo(&self, rate: &Rate, amount: u64) {
+        self.lower(rate.span(amount));
+    }
+
+    fn lower(&self, span: u64) {
         // The closure never gives `None`, so the result says nothing.
         let _ = self.full_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |full_at| {
             Some(full_at.saturating_sub(span))
@@ -172,15 +199,17 @@ impl Reservoir {
 
     /// What could be drawn now.
     pub fn left(&self, rate: &Rate, now: Instant) -> u64 {
-        let ahead = self.full_at.load(Ordering::Relaxed).saturating_sub(fine(now));
-        rate.amount(rate.depth.saturating_sub(ahead)).min(rate.most())
+        rate.amount(self.room(rate, now)).min(rate.most())
+    }
+
+    fn room(&self, rate: &Rate, now: Instant) -> u64 {
+        rate.depth.saturating_sub(self.full_at.load(Ordering::Relaxed).saturating_sub(fine(now)))
     }
 
     /// The share of the most that could be drawn now, 0 to 1: cheaper than [`Reservoir::left`].
     pub fn share_left(&self, rate: &Rate, now: Instant) -> f64 {
-        let ahead = self.full_at.load(Ordering::Relaxed).saturating_sub(fine(now));
         // A share needs no more bits than these.
-        rate.depth.saturating_sub(ahead) as f64 / rate.depth.max(1) as f64
+        self.room(rate, now) as f64 / rate.depth.max(1) as f64
     }
 
     /// Until it is full again.
@@ -263,20 +292,6 @@ impl Ring {
             }
             Err(_) => Err(Dry::For(self.wait(rate, now, amount))),
         }
-    }
-
-    /// Whether [`Ring::take`] would succeed now.
-    ///
-    /// # Errors
-    /// [`Dry`].
-    pub fn peek(&self, rate: &Rate, now: Instant, amount: u64) -> Result<(), Dry> {
-        if amount > rate.limit {
-            return Err(Dry::Never);
-        }
-        if amount <= self.left(rate, now) {
-            return Ok(());
-        }
-        Err(Dry::For(self.wait(rate, now, amount)))
     }
 
     /// Gives back what was drawn at `drawn`, unless that has been forgotten.
@@ -442,21 +457,29 @@ impl Resource {
         self.reservoir.take(rate, now, 1, most).unwrap_or(0)
     }
 
-    /// Whether [`Resource::take`] would succeed now.
+    /// Draws `amount`, and `spare` on top if there is plenty; how much that is.
     ///
     /// # Errors
-    /// [`Dry`].
-    pub fn peek(&self, rate: &Rate, now: Instant, amount: u64) -> Result<(), Dry> {
-        if self.lease.is_on() {
-            if amount > rate.most() {
-                return Err(Dry::Never);
-            }
-            return self.lease.peek(now, amount);
+    /// [`Dry`]; then nothing has changed.
+    pub fn lease(&self, rate: &Rate, now: Instant, amount: u64, spare: u64) -> Result<u64, Dry> {
+        let plenty = || !self.lease.is_on() && self.reservoir.room(rate, now) >= PLENTY;
+        if spare > 0 && plenty() {
+            return self.reservoir.take(rate, now, amount, amount.saturating_add(spare));
         }
-        if rate.strict {
-            return self.ring().peek(rate, now, amount);
+        self.take(rate, now, amount).map(|()| amount)
+    }
+
+    /// Gives back what was leased and not used.
+    pub fn give(&self, rate: &Rate, amount: u64) {
+        self.reservoir.give(rate, amount);
+    }
+
+    /// Undoes a [`Resource::take`] of this very moment.
+    pub fn undo(&self, rate: &Rate, now: Instant, amount: u64) {
+        if self.lease.is_on() || rate.strict {
+            return self.settle(rate, now, now, amount, 0);
         }
-        self.reservoir.peek(rate, now, amount)
+        self.reservoir.undo(rate, amount);
     }
 
     /// Replaces `reserved`, which was drawn at `drawn`, by `actual`.

@@ -99,20 +99,24 @@ fn all_limits_allow_it_or_nothing_is_taken() {
     let tenant = Scope { tokens: rate(100), concurrency: Some(3), ..scope(ScopeKind::Tenant) };
     let global = Scope { requests: rate(1_000), ..scope(ScopeKind::Global) };
     let scopes = of(&[&key, &tenant, &global]);
-    let first = scopes.take(tokens(40, 20), at(0), &windows()).expect("fits");
-    let denied = scopes.take(tokens(40, 20), at(0), &windows()).expect_err("60 of 100 are gone");
+    let mut accounts = Accounts::new(1);
+    let first = scopes.take(tokens(40, 20), at(0), &windows(), &mut accounts).expect("fits");
+    let denied = scopes
+        .take(tokens(40, 20), at(0), &windows(), &mut accounts)
+        .expect_err("60 of 100 are gone");
     assert_eq!((denied.what, denied.whose, denied.limit), (What::Tokens, ScopeKind::Tenant, 100));
     assert!(matches!(denied.dry, Dry::For(wait) if wait == Duration::from_secs(12)));
-    let quotas = scopes.quotas(at(0));
+    let quotas = scopes.quotas(at(0), &accounts);
     assert_eq!(quotas.requests.map(|quota| (quota.limit, quota.left)), Some((5, 4)));
     assert_eq!(quotas.tokens.map(|quota| (quota.limit, quota.left)), Some((100, 40)));
     assert_eq!(tenant.row.concurrency.now(), 1);
     // It used less than it had reserved.
-    scopes.settle(&first, tokens(40, 0), at(0));
-    assert_eq!(scopes.quotas(at(0)).tokens.map(|quota| quota.left), Some(60));
+    scopes.settle(&first, tokens(40, 0), at(0), &mut accounts);
+    assert_eq!(scopes.quotas(at(0), &accounts).tokens.map(|quota| quota.left), Some(60));
     assert_eq!(tenant.row.concurrency.now(), 0);
-    scopes.take(tokens(40, 20), at(0), &windows()).expect("fits again");
-    let never = scopes.take(tokens(100, 1), at(0), &windows()).expect_err("can never fit");
+    scopes.take(tokens(40, 20), at(0), &windows(), &mut accounts).expect("fits again");
+    let never =
+        scopes.take(tokens(100, 1), at(0), &windows(), &mut accounts).expect_err("can never fit");
     assert_eq!(never.dry, Dry::Never);
 }
 
@@ -120,12 +124,14 @@ fn all_limits_allow_it_or_nothing_is_taken() {
 fn who_reserves_nothing_is_refused_while_in_debt() {
     let tenant = Scope { tokens: rate(100), ..scope(ScopeKind::Tenant) };
     let scopes = of(&[&tenant]);
-    let grant = scopes.take(tokens(0, 0), at(0), &windows()).expect("there is some");
-    scopes.settle(&grant, tokens(50, 100), at(0));
-    let denied = scopes.take(tokens(0, 0), at(0), &windows()).expect_err("a debt of 50");
+    let mut accounts = Accounts::new(1);
+    let grant = scopes.take(tokens(0, 0), at(0), &windows(), &mut accounts).expect("there is some");
+    scopes.settle(&grant, tokens(50, 100), at(0), &mut accounts);
+    let denied =
+        scopes.take(tokens(0, 0), at(0), &windows(), &mut accounts).expect_err("a debt of 50");
     let Dry::For(wait) = denied.dry else { panic!("for a while") };
     assert!((wait.as_secs_f64() - 30.6).abs() < 0.01, "{wait:?}");
-    assert!(scopes.take(tokens(0, 0), at(31_000_000_000), &windows()).is_ok());
+    assert!(scopes.take(tokens(0, 0), at(31_000_000_000), &windows(), &mut accounts).is_ok());
 }
 
 #[test]
@@ -133,22 +139,26 @@ fn a_budget_that_is_spent_refuses_and_a_soft_one_counts_on() {
     let cap = Cap { nano: Some(1_000), tokens: None, per: Per::Day, soft: false, cut: false };
     let hard = Scope { budget: Some(cap), ..scope(ScopeKind::Tenant) };
     let scopes = of(&[&hard]);
+    let mut accounts = Accounts::new(1);
     let ask = Amount { input: 10, output: 10, nano: 600 };
-    let grant = scopes.take(ask, at(0), &windows()).expect("fits");
+    let grant = scopes.take(ask, at(0), &windows(), &mut accounts).expect("fits");
     assert!(!hard.is_spent(&windows()));
-    let denied = scopes.take(ask, at(0), &windows()).expect_err("1,200 of 1,000");
+    let denied = scopes.take(ask, at(0), &windows(), &mut accounts).expect_err("1,200 of 1,000");
     assert_eq!(denied.what, What::Budget);
     assert_eq!(denied.dry, Dry::For(Duration::from_secs(86_400)));
     // It cost more than anybody thought: charged all the same.
-    scopes.settle(&grant, Amount { nano: 1_700, ..ask }, at(0));
+    scopes.settle(&grant, Amount { nano: 1_700, ..ask }, at(0), &mut accounts);
     assert!(hard.is_spent(&windows()));
-    assert!(scopes.take(Amount::default(), at(0), &windows()).is_err(), "also what is free");
+    assert!(
+        scopes.take(Amount::default(), at(0), &windows(), &mut accounts).is_err(),
+        "also what is free"
+    );
     assert_eq!(hard.row.calendars[money(Per::Day)].used(windows().number(Per::Day)), 1_700);
     let tomorrow = Windows::at(1_796_083_200 + 86_400, at(0));
-    assert!(scopes.take(ask, at(0), &tomorrow).is_ok());
+    assert!(scopes.take(ask, at(0), &tomorrow, &mut accounts).is_ok());
 
     let soft = Scope { budget: Some(Cap { soft: true, ..cap }), ..hard.clone() };
-    assert!(of(&[&soft]).take(ask, at(0), &windows()).is_ok());
+    assert!(of(&[&soft]).take(ask, at(0), &windows(), &mut accounts).is_ok());
     assert_eq!(hard.row.calendars[money(Per::Day)].used(windows().number(Per::Day)), 2_300);
 }
 
@@ -171,9 +181,12 @@ fn who_loses_a_race_leaves_nothing_behind() {
             for _ in 0..4 {
                 threads.spawn(|| {
                     let scopes = of(&[&loose, &tight, &narrow]);
+                    let mut accounts = Accounts::new(4);
                     for _ in 0..3_000 {
-                        if let Ok(grant) = scopes.take(tokens(5, 10), at(0), &windows()) {
-                            scopes.cancel(&grant, at(0));
+                        if let Ok(grant) =
+                            scopes.take(tokens(5, 10), at(0), &windows(), &mut accounts)
+                        {
+                            scopes.cancel(&grant, at(0), &mut accounts);
                         }
                     }
                 });
@@ -221,6 +234,7 @@ fn what_is_drawn_is_what_was_used_and_what_is_held() {
         let all = [ScopeKind::Key, ScopeKind::Tenant, ScopeKind::Route, ScopeKind::Global]
             .map(|kind| make(kind, &mut rng));
         let scopes = of(&all.each_ref());
+        let mut accounts = Accounts::new(1);
         let mut open: Vec<Grant> = Vec::new();
         let (mut used, mut served) = (Amount::default(), 0);
         let (mut refused, windows) = (0, windows());
@@ -233,7 +247,7 @@ fn what_is_drawn_is_what_was_used_and_what_is_held() {
                     output: rng.below(300),
                     nano: rng.below(3_000),
                 };
-                match scopes.take(ask, now, &windows) {
+                match scopes.take(ask, now, &windows, &mut accounts) {
                     Ok(grant) => open.push(grant),
                     Err(_) => refused += 1,
                 }
@@ -246,7 +260,7 @@ fn what_is_drawn_is_what_was_used_and_what_is_held() {
                     output: share(grant.reserved.output, &mut rng),
                     nano: share(grant.reserved.nano, &mut rng),
                 };
-                scopes.settle(&grant, spent, now);
+                scopes.settle(&grant, spent, now, &mut accounts);
                 used.input += spent.input;
                 used.output += spent.output;
                 used.nano += spent.nano;
@@ -257,6 +271,8 @@ fn what_is_drawn_is_what_was_used_and_what_is_held() {
                 let more = Amount { nano: rng.below(2_000), output: rng.below(50), input: 0 };
                 scopes.extend(&mut open[long], more, now);
             }
+            // Who runs is on the board with each tick.
+            accounts.tick();
             let extra = open.iter().map(|grant| grant.extra.nano).sum::<u64>();
             let held = |of: fn(&Amount) -> u64| open.iter().map(|g| of(&g.reserved)).sum::<u64>();
             let requests = served + open.len() as u64;
