@@ -579,7 +579,7 @@ mod tests {
             state_commits: 0,
             state_failures: 0,
             records_unwritten: 0,
-            exported: [("clickhouse", "sent", 0); 5],
+            exported: ["a", "b", "c", "d", "e"].map(|sink| (sink, "sent", 0)),
             events_lost: 0,
             process: Process::default(),
         })

@@ -216,13 +216,13 @@ impl Member {
             let debt = credit.min(0).unsigned_abs();
             let Some(common) = common else {
                 if wanted > held || debt > 0 {
-                    pace.owed += alone(resource, &rate, turn, wanted.max(block) + debt);
+                    pace.owed += alone(resource, rate, turn, wanted.max(block) + debt);
                 }
                 *owing |= pace.owed > 0;
                 continue;
             };
             if idle && held > 0 && pace.owed == 0 {
-                common.give(&key(scope, &format!("{what:?}")), &rate, lease.recall(held))?;
+                common.give(&key(scope, &format!("{what:?}")), rate, lease.recall(held))?;
                 continue;
             }
             let low = if idle { 0 } else { block };
@@ -231,7 +231,7 @@ impl Member {
             }
             let most = (wanted + low + debt).saturating_sub(held);
             let key = key(scope, &format!("{what:?}"));
-            let leased = common.lease(&key, &rate, most, pace.owed)?;
+            let leased = common.lease(&key, rate, most, pace.owed)?;
             pace.owed = 0;
             lease.given(leased.granted, leased.left, leased.wait.map(|wait| turn.now + wait));
         }
@@ -316,7 +316,7 @@ impl Member {
                 let held = u64::try_from(resource.lease.credit()).unwrap_or(0);
                 let back = resource.lease.recall(held);
                 if back > 0 {
-                    common.give(&key(scope, &format!("{what:?}")), &rate, back)?;
+                    common.give(&key(scope, &format!("{what:?}")), rate, back)?;
                 }
             }
             for (number, per, limit) in scope.calendars() {
