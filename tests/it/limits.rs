@@ -2,6 +2,8 @@
 //! gets all of it; what was reserved and not used comes back on every way out.
 //! Method: limits that refill too slowly for the test to see, so that counts are exact.
 
+use std::time::Instant;
+
 use crate::harness::*;
 
 /// A gateway to `backend` whose parts are these, in flow style.
@@ -42,6 +44,24 @@ fn a_burst_over_many_connections_gets_the_limit_and_never_one_more() {
         let served = storm(std::slice::from_ref(&gateway), 8, 5, 5);
         assert_eq!(served, 2, "strict: {strict}, shards: {shards}");
         gateway.settled(200);
+    }
+}
+
+/// As many as the reservoir holds and as flow in meanwhile, whatever the number of shards.
+#[test]
+fn ten_thousand_requests_on_a_key_of_a_hundred_a_minute_get_what_gcra_allows() {
+    let backend = Backend::kind();
+    for shards in [1, 2, 8] {
+        let text = Setup::to(backend.url()).text();
+        let text = text.replace("shards: 2", &format!("shards: {shards}"));
+        let text = text.replace("tenant: a,", "tenant: a, rate_limit: { rpm: 100 },");
+        let gateway = Gateway::run(&text);
+        let began = Instant::now();
+        let served = storm(std::slice::from_ref(&gateway), 50, 4, 50);
+        let flowed = began.elapsed().as_secs_f64() * 100.0 / 60.0;
+        let most = 100 + flowed.ceil() as u32;
+        assert!((100..=most).contains(&served), "{served} of {most} on {shards} shards");
+        gateway.settled(10_000);
     }
 }
 
