@@ -12,5 +12,11 @@ pub mod pure {
     }
     pub mod board;
     pub mod limit;
+    /// What the board carries for plans and never looks into; the product's would bring half of it
+    /// along.
+    pub mod tokens {
+        #[derive(Debug, Default)]
+        pub struct Vocabularies;
+    }
     pub mod units;
 }
