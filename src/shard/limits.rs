@@ -1,14 +1,13 @@
 //! What a request holds of its limits, from its admission to its settlement, and what the client is
 //! told of them.
 
-use std::io::Write as _;
 use std::time::Duration;
 
 use super::commits::{self, Kept};
 use super::{Call, Stop, Trip};
 use crate::client::Client;
 use crate::meter::{Booked, Ending};
-use crate::pure::answer::Refusal;
+use crate::pure::answer::{Refusal, push_decimal};
 use crate::pure::board::{Dry, ScopeKind};
 use crate::pure::fields::Own;
 use crate::pure::limit::{Amount, Denied, Grant, Quota, Quotas, Scopes, What};
@@ -243,7 +242,7 @@ impl QuotaFields {
             let Some(Quota { limit, left, reset }) = quota else { continue };
             for (value, place) in [(Some(limit), 0), (Some(left), 1), (None, 2)] {
                 match value {
-                    Some(value) => drop(write!(fields.text, "{value}")),
+                    Some(value) => push_decimal(&mut fields.text, value),
                     None => push_duration(&mut fields.text, reset),
                 }
                 // Six numbers of at most twenty digits or so.
@@ -270,25 +269,36 @@ impl QuotaFields {
 
 /// As Go and OpenAI write them: `6m0s`, `1.5s`, `20ms`. Rounded up to milliseconds.
 fn push_duration(out: &mut Vec<u8>, span: Duration) {
-    let millis = span.as_nanos().div_ceil(1_000_000);
+    // On every answer: no formatting machinery, and no 128 bits of what fits 64 for centuries.
+    let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+    let millis = nanos.div_ceil(1_000_000);
     let (seconds, millis) = (millis / 1_000, millis % 1_000);
-    let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
-    // Writing to memory does not fail.
-    let _ = match (hours, minutes, seconds % 60) {
-        (0, 0, 0) => write!(out, "{millis}ms"),
-        (0, 0, seconds) => write!(out, "{seconds}"),
-        (0, minutes, seconds) => write!(out, "{minutes}m{seconds}"),
-        (hours, minutes, seconds) => write!(out, "{hours}h{minutes}m{seconds}"),
-    };
-    if seconds > 0 {
-        if millis > 0 {
-            let _ = write!(out, ".{millis:03}");
-            while out.last() == Some(&b'0') {
-                out.pop();
-            }
-        }
-        out.push(b's');
+    if seconds == 0 {
+        push_decimal(out, millis);
+        return out.extend_from_slice(b"ms");
     }
+    let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
+    if hours > 0 {
+        push_decimal(out, hours);
+        out.push(b'h');
+    }
+    if hours > 0 || minutes > 0 {
+        push_decimal(out, minutes);
+        out.push(b'm');
+    }
+    push_decimal(out, seconds % 60);
+    if millis > 0 {
+        out.push(b'.');
+        // Three digits, less the zeros at their end.
+        let mut rest = millis;
+        let mut unit = 100;
+        while rest > 0 {
+            push_decimal(out, rest / unit);
+            rest %= unit;
+            unit /= 10;
+        }
+    }
+    out.push(b's');
 }
 
 fn refusal(denied: &Denied, ask: Amount) -> Refusal {
@@ -357,6 +367,9 @@ mod tests {
             (1_000, "1s"),
             (1_500, "1.5s"),
             (1_050, "1.05s"),
+            (1_999, "1.999s"),
+            (3_600_000, "1h0m0s"),
+            (59_100, "59.1s"),
             (61_001, "1m1.001s"),
             (360_000, "6m0s"),
             (10_800_000, "3h0m0s"),
