@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sha2::{Digest, Sha256};
 
-use crate::control::{self, Loaded, Options, Source, counted};
+use crate::control::{self, Loaded, Options, Source, contents};
 use crate::mock::{self, Mock, MockArgs, Script};
 use crate::pure::board::Registry;
 use crate::pure::plan::MadeKeys;
@@ -259,15 +259,7 @@ fn check(path: PathBuf) -> ExitCode {
             if plan.open() {
                 text.push_str("open: no keys are configured, so anybody may use this gateway\n");
             }
-            let counts = [
-                counted(plan.routes.len(), "route"),
-                counted(plan.pools.len(), "pool"),
-                counted(plan.backends.len(), "backend"),
-                counted(plan.models.len(), "model"),
-                counted(plan.tenants.len(), "tenant"),
-                counted(plan.keys.len(), "key"),
-            ];
-            text.push_str(&format!("{}: fine; {}\n", source.name(), counts.join(", ")));
+            text.push_str(&format!("{}: fine; {}\n", source.name(), contents(&plan)));
             tell(&text);
             ExitCode::SUCCESS
         }

@@ -269,15 +269,7 @@ impl Claims {
             Some(admin) => lines.push(format!("  admin    {admin}")),
             None => lines.push("  admin    off".to_owned()),
         }
-        lines.push(format!(
-            "  plan     {}: {}, {}, {}, {}, {}",
-            source.name(),
-            counted(plan.routes.len(), "route"),
-            counted(plan.pools.len(), "pool"),
-            counted(plan.backends.len(), "backend"),
-            counted(plan.models.len(), "model"),
-            counted(plan.keys.len(), "key"),
-        ));
+        lines.push(format!("  plan     {}: {}", source.name(), contents(plan)));
         for notice in &plan.notices {
             lines.push(format!("  {}: {notice}", notice.severity.word()));
         }
@@ -310,6 +302,23 @@ impl Claims {
         lines.push(String::new());
         lines.join("\n")
     }
+}
+
+/// How much there is of what in a plan: `1 route, 2 pools, …`.
+pub fn contents(plan: &Plan) -> String {
+    let issuers = match plan.issuers.len() {
+        0 => String::new(),
+        count => format!(", {}", counted(count, "issuer")),
+    };
+    let counts = [
+        counted(plan.routes.len(), "route"),
+        counted(plan.pools.len(), "pool"),
+        counted(plan.backends.len(), "backend"),
+        counted(plan.models.len(), "model"),
+        counted(plan.tenants.len(), "tenant"),
+        counted(plan.keys.len(), "key"),
+    ];
+    counts.join(", ") + &issuers
 }
 
 /// `1 route`, `2 routes`.
