@@ -53,8 +53,12 @@ fn tokens(per: Per) -> usize {
     5 + per as usize
 }
 
-fn is_money(number: usize) -> bool {
-    (1..5).contains(&number)
+/// What calendar `number` counts of an amount.
+fn of_calendar(number: usize, amount: Amount) -> u64 {
+    match number {
+        1..5 => amount.nano,
+        _ => amount.tokens(),
+    }
 }
 
 /// The kind of window that calendar `number` counts in.
@@ -315,6 +319,22 @@ fn tighter<'p>(
 }
 
 impl Scope {
+    /// One that limits nothing yet.
+    pub fn unlimited(row: Arc<LimitRow>) -> Scope {
+        Scope {
+            kind: row.kind,
+            row,
+            requests: None,
+            tokens: None,
+            input: None,
+            output: None,
+            concurrency: None,
+            day: None,
+            budget: None,
+            wait: Duration::ZERO,
+        }
+    }
+
     /// Whether the budget of this scope is spent.
     pub fn is_spent(&self, windows: &Windows) -> bool {
         self.spent(windows).is_some_and(|share| share >= 1.0)
@@ -379,7 +399,8 @@ impl Scope {
             per,
             calendar: &self.row.calendars[number],
             allowance: &self.row.allowances[number],
-            amount: if is_money(number) { amount.nano } else { amount.tokens() },
+            number,
+            amount: of_calendar(number, amount),
         })
     }
 
@@ -501,18 +522,17 @@ impl Scope {
         if !self.counts_windows() {
             return;
         }
-        let held = match self.budget.is_some_and(|cap| cap.cut) {
-            true => grant.reserved.plus(grant.extra),
-            false => grant.reserved,
-        };
-        let amounts = self.bookings(held).zip(self.bookings(used));
-        for (booking, (held, used)) in self.bookings(grant.reserved).zip(amounts) {
+        let cut = self.budget.is_some_and(|cap| cap.cut);
+        for booking in self.bookings(grant.reserved) {
+            let extra = match booking.what {
+                What::Budget if cut => booking.of(grant.extra),
+                _ => 0,
+            };
             let number = grant.windows.number(booking.per);
-            // Only budgets were reserved more of.
-            let reserved = if booking.what == What::Budget { held.amount } else { booking.amount };
-            booking.calendar.settle(number, reserved, used.amount);
-            self.row.touch();
+            let reserved = booking.amount.saturating_add(extra);
+            booking.calendar.settle(number, reserved, booking.of(used));
         }
+        self.row.touch();
     }
 }
 
@@ -531,10 +551,16 @@ struct Booking<'a> {
     per: Per,
     calendar: &'a Calendar,
     allowance: &'a Allowance,
+    number: usize,
     amount: u64,
 }
 
 impl Booking<'_> {
+    /// The same of another amount.
+    fn of(&self, amount: Amount) -> u64 {
+        of_calendar(self.number, amount)
+    }
+
     /// How long it will not fit where `used` is used.
     fn dry(&self, used: u64, now: Instant, windows: &Windows) -> Dry {
         if used.saturating_add(self.amount) <= self.limit

@@ -216,7 +216,10 @@ const PAY_ON: u64 = 32;
 
 /// What a client is told whose answer is cut.
 pub fn spent() -> Refusal {
-    let text = "The budget of your account is spent: the answer ends here.";
+    no_quota("The budget of your account is spent: the answer ends here.".to_owned())
+}
+
+fn no_quota(text: String) -> Refusal {
     Refusal { kind: "insufficient_quota", ..Refusal::invalid(429, text).code("insufficient_quota") }
 }
 
@@ -311,11 +314,7 @@ fn refusal(denied: &Denied, ask: Amount) -> Refusal {
     };
     let limit = denied.limit;
     if denied.what == What::Budget {
-        let text = format!("The budget of {whose} is spent.");
-        return Refusal {
-            kind: "insufficient_quota",
-            ..Refusal::invalid(429, text).code("insufficient_quota")
-        };
+        return no_quota(format!("The budget of {whose} is spent."));
     }
     let (kind, of) = match denied.what {
         What::Requests => ("requests", "requests per minute"),

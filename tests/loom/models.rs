@@ -140,32 +140,28 @@ fn a_draw_that_meets_the_next_part_is_counted_for_a_whole_window() {
     });
 }
 
-#[test]
-fn what_comes_back_while_its_part_is_forgotten_is_taken_off_once() {
-    every_order(|| {
+/// One comes back to part 1, whose place part 62 forgets and part 63 has by then.
+fn comes_back_beside_a_draw_of(number: u64) {
+    every_order(move || {
         let rate = strict(3);
         let ring = ring_with(2, &rate);
         let giver = Arc::clone(&ring);
         let ((), drawn) = both(
             move || giver.give(&rate, part(1), 1),
-            || u64::from(ring.take(&rate, part(62), 3).is_ok()) * 3,
+            || u64::from(ring.take(&rate, part(number), 3).is_ok()) * 3,
         );
-        assert_eq!(ring.left(&rate, part(62)), 3 - drawn);
+        assert_eq!(ring.left(&rate, part(number)), 3 - drawn);
     });
 }
 
 #[test]
+fn what_comes_back_while_its_part_is_forgotten_is_taken_off_once() {
+    comes_back_beside_a_draw_of(62);
+}
+
+#[test]
 fn what_comes_back_late_is_not_taken_off_who_has_its_place_by_then() {
-    every_order(|| {
-        let rate = strict(3);
-        let ring = ring_with(2, &rate);
-        let giver = Arc::clone(&ring);
-        let ((), drawn) = both(
-            move || giver.give(&rate, part(1), 1),
-            || u64::from(ring.take(&rate, part(63), 3).is_ok()) * 3,
-        );
-        assert_eq!(ring.left(&rate, part(63)), 3 - drawn);
-    });
+    comes_back_beside_a_draw_of(63);
 }
 
 // ---- calendar
@@ -198,18 +194,7 @@ fn settling_while_others_draw_loses_neither() {
 }
 
 fn scope(row: &Arc<LimitRow>) -> Scope {
-    Scope {
-        kind: row.kind,
-        row: Arc::clone(row),
-        requests: None,
-        tokens: None,
-        input: None,
-        output: None,
-        concurrency: None,
-        day: None,
-        budget: None,
-        wait: Duration::ZERO,
-    }
+    Scope::unlimited(Arc::clone(row))
 }
 
 #[test]

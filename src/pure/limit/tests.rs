@@ -11,18 +11,7 @@ fn at(nanos: u64) -> Instant {
 }
 
 fn scope(kind: ScopeKind) -> Scope {
-    Scope {
-        kind,
-        row: Arc::new(LimitRow::new(kind, "")),
-        requests: None,
-        tokens: None,
-        input: None,
-        output: None,
-        concurrency: None,
-        day: None,
-        budget: None,
-        wait: Duration::ZERO,
-    }
+    Scope::unlimited(Arc::new(LimitRow::new(kind, "")))
 }
 
 fn is_limited(scope: &Scope) -> bool {

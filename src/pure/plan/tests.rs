@@ -157,6 +157,22 @@ fn small(from: &str, to: &str) -> String {
     SMALL.replace(from, to)
 }
 
+/// Changes of a good file (from, to), and every line that each must give.
+fn each_gives_exactly(cases: &[(&str, &str, &[&str])], changed: fn(&str, &str) -> String) {
+    let mut wrong = String::new();
+    for (from, to, expected) in cases {
+        let got = match build(&changed(from, to)) {
+            Ok(_) => "accepted\n".to_owned(),
+            Err(problems) => lines(&problems),
+        };
+        let expected: String = expected.iter().map(|line| format!("{line}\n")).collect();
+        if got != expected {
+            wrong.push_str(&format!("---- {to}\nexpected:\n{expected}got:\n{got}\n"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
 #[test]
 fn the_example_with_every_area_builds() {
     let plan = good(FULL);

@@ -21,18 +21,7 @@ fn rate(limit: u64, burst: Option<u64>) -> Option<Rate> {
 }
 
 fn scope(kind: ScopeKind, requests: Option<Rate>, tokens: Option<Rate>) -> Scope {
-    Scope {
-        kind,
-        row: Arc::new(LimitRow::new(kind, "")),
-        requests,
-        tokens,
-        input: None,
-        output: None,
-        concurrency: None,
-        day: None,
-        budget: None,
-        wait: Duration::ZERO,
-    }
+    Scope { requests, tokens, ..Scope::unlimited(Arc::new(LimitRow::new(kind, ""))) }
 }
 
 fn tokens(output: u64) -> Amount {

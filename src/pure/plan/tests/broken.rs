@@ -514,16 +514,5 @@ const BROKEN: &[(&str, &str, &[&str])] = &[
 
 #[test]
 fn each_broken_file_gives_exactly_its_lines() {
-    let mut wrong = String::new();
-    for (from, to, expected) in BROKEN {
-        let got = match build(&small(from, to)) {
-            Ok(_) => "accepted\n".to_owned(),
-            Err(problems) => lines(&problems),
-        };
-        let expected: String = expected.iter().map(|line| format!("{line}\n")).collect();
-        if got != expected {
-            wrong.push_str(&format!("---- {to}\nexpected:\n{expected}got:\n{got}\n"));
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong}");
+    each_gives_exactly(BROKEN, small);
 }

@@ -133,18 +133,7 @@ fn each_broken_issuer_gives_exactly_its_lines() {
             ],
         ),
     ];
-    let mut wrong = String::new();
-    for (from, to, expected) in cases {
-        let got = match build(&with_issuer(from, to)) {
-            Ok(_) => "accepted\n".to_owned(),
-            Err(problems) => lines(&problems),
-        };
-        let expected: String = expected.iter().map(|line| format!("{line}\n")).collect();
-        if got != expected {
-            wrong.push_str(&format!("---- {to}\nexpected:\n{expected}got:\n{got}\n"));
-        }
-    }
-    assert!(wrong.is_empty(), "{wrong}");
+    each_gives_exactly(cases, with_issuer);
     let plan = good(&with_issuer("https://sso.example.com/keys", "http://sso.example.com/keys"));
     assert!(plan.notices.iter().any(|notice| notice.message.contains("can be replaced")));
 }
