@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -591,7 +591,6 @@ fn say_without_keys(issuers: &[Arc<str>]) {
 
 /// Tells the shards when a day, a week or a month has begun, or the wall clock was set.
 fn follow_calendar(shared: &Shared) {
-    shared.set_unix(unix_ns(), crate::rt::now());
     let known = shared.windows.load();
     // Seconds since 1970 are positive and whole enough.
     let next = Windows::at(unix_seconds() as u64, crate::rt::now()).not_before(**known);
@@ -603,8 +602,9 @@ fn follow_calendar(shared: &Shared) {
 /// Orders to reload that may wait.
 const ORDERS_MAX: usize = 16;
 
+/// A double keeps them to a few hundred nanoseconds.
 fn unix_seconds() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    unix_ns() as f64 / 1e9
 }
 
 #[derive(Clone, Copy, Debug)]

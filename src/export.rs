@@ -82,9 +82,8 @@ impl Exports {
         }
         let (rings, new_rings) = mpsc::channel();
         let flags = Arc::new(Flags::default());
-        let rings_in = Vec::new();
-        let writer =
-            Writer { outs, clickhouse, rings: rings_in, new_rings, flags: flags.clone(), catalog };
+        let (flags_of, none) = (Arc::clone(&flags), Vec::new());
+        let writer = Writer { outs, clickhouse, rings: none, new_rings, flags: flags_of, catalog };
         let writer = std::thread::Builder::new().name("export".into()).spawn(|| writer.run())?;
         Ok(Some(Exports { writer, rings, flags }))
     }

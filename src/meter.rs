@@ -147,6 +147,12 @@ impl Meter {
         }
     }
 
+    /// The wall clock at `at`, in seconds since 1970 (UTC); a clock that is set is followed within a
+    /// second.
+    pub fn unix(&mut self, at: Instant) -> u64 {
+        self.wall.unix_ms(at) / 1_000
+    }
+
     /// Hands what was counted since the last tick to control, if anything was and control has
     /// sent a blank sheet back. Call it every 20 ms or so.
     pub fn tick(&mut self, now: Instant) {

@@ -10,7 +10,7 @@ use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -72,8 +72,6 @@ pub struct Shared {
     pub keysets: ArcSwap<KeySets>,
     /// A token was signed by a key that is not among them.
     pub keys_wanted: AtomicBool,
-    /// What the wall clock shows at [`Instant::ZERO`], in nanoseconds since 1970; control follows it.
-    wall: AtomicI64,
 }
 
 impl Shared {
@@ -92,21 +90,7 @@ impl Shared {
             commits,
             keysets: ArcSwap::default(),
             keys_wanted: AtomicBool::new(false),
-            wall: AtomicI64::new(0),
         }
-    }
-
-    /// The wall clock at `now`, in seconds since 1970 (UTC).
-    pub fn unix(&self, now: Instant) -> u64 {
-        let wall = i128::from(self.wall.load(Ordering::Relaxed)) + i128::from(now.nanos());
-        u64::try_from(wall / 1_000_000_000).unwrap_or(0)
-    }
-
-    /// The wall clock shows `unix` nanoseconds since 1970 at `now`.
-    pub fn set_unix(&self, unix: u64, now: Instant) {
-        let wall = i128::from(unix) - i128::from(now.nanos());
-        // Until the year 2262 it fits.
-        self.wall.store(i64::try_from(wall).unwrap_or(i64::MAX), Ordering::Relaxed);
     }
 
     pub fn phase(&self) -> Phase {
@@ -447,8 +431,7 @@ async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
         let ready = trip.shard.shared.phase() == Phase::Running || path != "/readyz";
         return Ok(trip.reply(client, if ready { 200 } else { 503 }, b"{\"status\":\"ok\"}").await);
     }
-    let shard = &trip.shard;
-    let bearer = bearer::authenticate(&shard.shared, &shard.bearers, &plan, client)?;
+    let bearer = bearer::authenticate(&trip.shard, &plan, client)?;
     let tenant = bearer.who.tenant;
     trip.admit(&bearer);
     if trip.done.path == Endpoint::Models {

@@ -3,7 +3,6 @@
 //! and the next request, before it is answered.
 
 use std::sync::Arc;
-use std::time::SystemTime;
 
 use axum::Json;
 use axum::extract::rejection::JsonRejection;
@@ -15,6 +14,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
 use super::{Desk, Order, Reloaded, answer, problem, refuse};
+use crate::meter::unix_ns;
 use crate::pure::plan::MadeKeys;
 use crate::store::Store;
 
@@ -127,7 +127,7 @@ pub async fn make(
     if plan.keys.iter().any(|known| *known.id == *id) {
         return refuse(StatusCode::CONFLICT, "there is a key with this id");
     }
-    let kept = Kept { key, made: unix(), revoked: false };
+    let kept = Kept { key, made: unix_ns() / 1_000_000_000, revoked: false };
     let change = move |known: Option<Kept>| match known {
         Some(known) if !known.revoked => {
             Err(no(StatusCode::CONFLICT, "there is a key with this id"))
@@ -228,8 +228,4 @@ fn digest(secret: &str) -> String {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn unix() -> u64 {
-    SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs())
 }

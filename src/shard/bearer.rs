@@ -1,12 +1,11 @@
 //! Whose request it is: by a key, or by a token that an issuer signed.
 
-use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use sha2::{Digest, Sha256};
 
-use super::Shared;
+use super::Shard;
 use super::limits::Who;
 use crate::client::Client;
 use crate::pure::answer::Refusal;
@@ -34,12 +33,7 @@ pub struct Bearers {
 
 /// Whose request it is; nobody's on a gateway without keys. A token that was seen costs what a key
 /// costs; another one, the check of a signature on top.
-pub fn authenticate(
-    shared: &Shared,
-    bearers: &RefCell<Bearers>,
-    plan: &Arc<Plan>,
-    client: &Client,
-) -> Result<Bearer, Refusal> {
+pub fn authenticate(shard: &Shard, plan: &Arc<Plan>, client: &Client) -> Result<Bearer, Refusal> {
     if plan.open() {
         return Ok(Bearer::default());
     }
@@ -54,9 +48,9 @@ pub fn authenticate(
     let Some(token) = bearer.filter(|_| !plan.issuers.is_empty()) else {
         return Err(Refusal::unauthorized());
     };
-    let sets = shared.keysets.load();
-    let unix = shared.unix(rt::now());
-    let mut bearers = bearers.borrow_mut();
+    let sets = shard.shared.keysets.load();
+    let unix = shard.meter.borrow_mut().unix(rt::now());
+    let mut bearers = shard.bearers.borrow_mut();
     if bearers.generation != sets.generation || bearers.plan.as_ptr() != Arc::as_ptr(plan) {
         bearers.seen.clear();
         bearers.generation = sets.generation;
@@ -69,7 +63,7 @@ pub fn authenticate(
     let said = jwt::verify(token, rules, unix).map_err(|bad| {
         if bad == Bad::Key {
             // It may be a new one.
-            shared.keys_wanted.store(true, Ordering::Relaxed);
+            shard.shared.keys_wanted.store(true, Ordering::Relaxed);
         }
         refusal(bad)
     })?;

@@ -33,13 +33,21 @@ pub const KEY_B: &str = "sk-test-b";
 /// Asks again and again until there is an answer.
 #[track_caller]
 pub fn wait_for<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    wait_until(|| ask().ok_or_else(|| what.to_owned()))
+}
+
+/// The same; what is missing is said anew each time.
+#[track_caller]
+pub fn wait_until<T>(mut ask: impl FnMut() -> Result<T, String>) -> T {
     let until = Instant::now() + PATIENCE;
     loop {
-        if let Some(found) = ask() {
-            return found;
-        }
-        assert!(Instant::now() < until, "{what}: not within {PATIENCE:?}");
-        // Between two looks, so that looking does not starve what is looked for.
+        let missing = match ask() {
+            Ok(found) => return found,
+            Err(missing) => missing,
+        };
+        assert!(Instant::now() < until, "{missing}: not within {PATIENCE:?}");
+        // Between two looks at another process, which tells nobody when it is ready, so that looking
+        // does not starve what is looked for.
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 use sha2::{Digest as _, Sha256};
@@ -253,16 +253,13 @@ impl Gateway {
     /// Waits until the metric has that value.
     #[track_caller]
     pub fn reaches(&self, name: &str, labels: &[&str], value: f64) {
-        let mut last = f64::NAN;
-        let until = Instant::now() + PATIENCE;
-        while Instant::now() < until {
-            last = self.metric(name, labels);
-            if (last - value).abs() < 0.5 {
-                return;
+        super::wait_until(|| {
+            let last = self.metric(name, labels);
+            match (last - value).abs() < 0.5 {
+                true => Ok(()),
+                false => Err(format!("{name} {labels:?} is {last}, not {value}")),
             }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("{name} {labels:?} is {last}, not {value}");
+        });
     }
 
     /// `GET /usage` of a tenant: prompt, completion and estimated tokens.
@@ -279,16 +276,15 @@ impl Gateway {
     /// Waits until a tenant's prompt and completion tokens are these, and gives the estimated part.
     #[track_caller]
     pub fn booked(&self, tenant: &str, prompt: u64, completion: u64) -> u64 {
-        let mut last = (0, 0, 0);
-        let until = Instant::now() + PATIENCE;
-        while Instant::now() < until {
-            last = self.usage(tenant);
-            if (last.0, last.1) == (prompt, completion) {
-                return last.2;
+        super::wait_until(|| {
+            let last = self.usage(tenant);
+            match (last.0, last.1) == (prompt, completion) {
+                true => Ok(last.2),
+                false => {
+                    Err(format!("{last:?} are booked for {tenant}, not {prompt} and {completion}"))
+                }
             }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("{last:?} are booked for {tenant}, not {prompt} and {completion}");
+        })
     }
 
     /// Waits until so many requests have ended and been counted, and nothing runs any more. What
