@@ -29,7 +29,8 @@ const REST: Duration = Duration::from_millis(10);
 /// A close this soon behind an answer is no idle limit.
 const HASTE: Duration = Duration::from_secs(1);
 
-/// One connection to a backend.
+/// One connection to a backend. On the heap from its making to its end: it passes from hand to hand
+/// with every request.
 pub struct Conn {
     pub socket: Socket,
     /// The head of the answer, and what came along with it.
@@ -60,7 +61,7 @@ impl Conn {
         backend: &Backend,
         addresses: &Addresses,
         limit: Duration,
-    ) -> io::Result<Conn> {
+    ) -> io::Result<Box<Conn>> {
         let socket = match &backend.host {
             Host::Ip(ip) => Socket::connect(SocketAddr::new(*ip, backend.port), limit).await?,
             Host::Name(name) => {
@@ -77,7 +78,7 @@ impl Conn {
             }
         };
         let acked_none = socket.acked();
-        Ok(Conn {
+        Ok(Box::new(Conn {
             socket,
             buf: Vec::new(),
             head: h1::Response::default(),
@@ -87,7 +88,7 @@ impl Conn {
             sent_before: 0,
             sent: 0,
             acked_none,
-        })
+        }))
     }
 
     /// Sends a request whole: what the kernel does not take at once is queued. True if nothing had
@@ -136,7 +137,7 @@ pub struct Pool {
 struct Lane {
     /// Where they lead. A reload may point the same name elsewhere.
     to: Option<(Host, u16)>,
-    idle: VecDeque<(Instant, Conn)>,
+    idle: VecDeque<(Instant, Box<Conn>)>,
     idle_for: Duration,
     /// It has closed connections right behind an answer, although it had promised not to.
     hasty: bool,
@@ -145,7 +146,7 @@ struct Lane {
 impl Pool {
     /// The connection to `backend` that was used last, if one is idle and still open. No syscall,
     /// except behind a stream or an error.
-    pub fn take(&mut self, backend: &Backend, now: Instant) -> Option<Conn> {
+    pub fn take(&mut self, backend: &Backend, now: Instant) -> Option<Box<Conn>> {
         let lane = self.lanes.get_mut(backend.series.index())?;
         if !lane.leads_to(backend) {
             lane.idle.clear();
@@ -153,7 +154,7 @@ impl Pool {
         }
         let hasty = lane.hasty;
         let rested =
-            |(since, conn): &(Instant, Conn)| !hasty || !conn.rests || now.since(*since) >= REST;
+            |(since, conn): &(Instant, Box<Conn>)| !hasty || !conn.rests || now.since(*since) >= REST;
         while let Some(index) = lane.idle.iter().rposition(rested) {
             let (since, mut conn) = lane.idle.remove(index)?;
             let fresh = now.since(since) < lane.idle_for;
@@ -177,7 +178,7 @@ impl Pool {
         backend: &Backend,
         pool: &PoolPlan,
         share: usize,
-        mut conn: Conn,
+        mut conn: Box<Conn>,
         now: Instant,
     ) {
         if share == 0 || pool.idle_for.is_zero() {

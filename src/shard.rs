@@ -276,7 +276,7 @@ impl Shard {
     }
 
     /// Keeps a backend connection for the next request.
-    fn keep(&self, plan: &Plan, backend: BackendId, conn: Conn) {
+    fn keep(&self, plan: &Plan, backend: BackendId, conn: Box<Conn>) {
         let backend = &plan.backends[backend.index()];
         let pool = &plan.pools[backend.pool.index()];
         let share = pool.idle.div_ceil(self.shards);
@@ -974,7 +974,7 @@ async fn relay(
     client: &mut Client,
     call: &Call,
     place: Place,
-    mut conn: Conn,
+    mut conn: Box<Conn>,
 ) -> Result<Then, Failed> {
     let plan = trip.plan.clone();
     let shard = trip.shard.clone();
@@ -1181,7 +1181,7 @@ async fn drain(
     shard: Rc<Shard>,
     plan: PlanRef,
     backend: BackendId,
-    mut conn: Conn,
+    mut conn: Box<Conn>,
     mut rest: Decoder,
 ) {
     let mut timer = Timer::new();

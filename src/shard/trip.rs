@@ -194,7 +194,7 @@ impl Trip {
         id: BackendId,
         backend: &Backend,
         timeouts: &Timeouts,
-    ) -> Result<Conn, Failed> {
+    ) -> Result<Box<Conn>, Failed> {
         let addresses = self.shard.shared.addresses.load_full();
         // On the heap while it lasts: it would make the task of every request a kilobyte larger.
         let mut open = Box::pin(Conn::open(backend, &addresses, timeouts.connect));
