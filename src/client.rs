@@ -4,6 +4,7 @@
 //! learns within milliseconds that nobody listens any more. What comes meanwhile (pipelined
 //! requests) waits in `inbox`, which is bounded.
 
+use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -60,6 +61,8 @@ pub enum Presence {
 
 pub struct Client {
     pub socket: Socket,
+    /// Since when what is queued for it waits, if something is.
+    pub behind_since: Instant,
     pub peer: IpAddr,
     /// The request being served, as parsed; its spans lie in `request`.
     pub head: h1::Request,
@@ -78,9 +81,10 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(socket: Socket, peer: SocketAddr) -> Client {
-        Client {
+    pub fn new(socket: Socket, peer: SocketAddr) -> Box<Client> {
+        Box::new(Client {
             socket,
+            behind_since: Instant::default(),
             peer: peer.ip().to_canonical(),
             head: h1::Request::default(),
             request: Vec::new(),
@@ -90,7 +94,7 @@ impl Client {
             presence: Presence::Listening,
             aside: Aside::default(),
             served: 0,
-        }
+        })
     }
 
     /// Waits for the next request head; afterwards `request` begins with it. `over` is asked at
@@ -313,13 +317,14 @@ impl Client {
         }
     }
 
-    /// Writes what the socket takes and queues a copy of the rest; true if that was all. Nothing
-    /// may be queued yet.
-    ///
-    /// # Errors
-    /// The connection is broken.
-    pub fn send_now(&mut self, bytes: &[u8]) -> io::Result<bool> {
-        self.socket.send_pieces(&[IoSlice::new(bytes)])
+    /// Writes what the socket takes and queues a copy of the rest. Where that fails the socket is
+    /// broken, and everything that waits for the client ends.
+    pub fn tell(&mut self, bytes: &[u8]) {
+        let was_behind = self.socket.is_behind();
+        let sent = self.socket.send_pieces(&[IoSlice::new(bytes)]);
+        if !was_behind && !matches!(sent, Ok(true)) {
+            self.behind_since = rt::now();
+        }
     }
 
     /// Lets go of the request's body; its head stays, and what is still to be said.
@@ -336,7 +341,7 @@ impl Client {
 
     /// Closes after a refusal in the middle of a request: says that we are done, then swallows what
     /// the client is still sending, for a while, so that it can read why.
-    pub async fn linger(mut self) {
+    pub async fn linger(&mut self) {
         self.socket.finish();
         self.request = Vec::new();
         let mut left = LINGER_BYTES;
@@ -380,6 +385,7 @@ impl Aside {
         self.0.get_or_insert_with(|| {
             let (flag, task) = (AtomicBool::new(false), cx.waker().clone());
             let raised = Arc::new(Raised { flag, task });
+            raised.raise();
             (Waker::from(Arc::clone(&raised)), raised)
         })
     }
@@ -390,13 +396,41 @@ struct Raised {
     task: Waker,
 }
 
+thread_local! {
+    /// How many flags are up on this shard: with none, nobody needs to look at its own.
+    static FLAGS_UP: Cell<usize> = const { Cell::new(0) };
+}
+
+impl Raised {
+    fn raise(&self) {
+        if !self.flag.swap(true, Ordering::Relaxed) {
+            FLAGS_UP.set(FLAGS_UP.get() + 1);
+        }
+    }
+
+    fn lower(&self) -> bool {
+        let up = self.flag.swap(false, Ordering::Relaxed);
+        if up {
+            FLAGS_UP.set(FLAGS_UP.get() - 1);
+        }
+        up
+    }
+}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        self.lower();
+    }
+}
+
 impl Wake for Raised {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
+    /// On the shard that it belongs to: tasks never move, and nobody else holds their wakers.
     fn wake_by_ref(self: &Arc<Self>) {
-        self.flag.store(true, Ordering::Relaxed);
+        self.raise();
         self.task.wake_by_ref();
     }
 }
@@ -422,22 +456,29 @@ impl Client {
         self.timer.poll(&mut Context::from_waker(waker))
     }
 
+    /// Binds the connection to its task, whose context this is.
+    pub fn begin(&mut self, cx: &Context<'_>) {
+        self.aside.get(cx);
+    }
+
     /// Has [`Client::poll_beside`] look, whatever woke the task. Needed after the socket was polled
     /// in another way: it would wake the task and not say so.
     pub fn raise(&mut self) {
         if let Some((_, raised)) = &self.aside.0 {
-            raised.flag.store(true, Ordering::Relaxed);
+            raised.raise();
         }
     }
 
     /// The client's leaving and the timer, looked at only when one of them has stirred since.
     pub fn poll_beside(&mut self, half_close: HalfClose, cx: &mut Context<'_>) -> Poll<Beside> {
-        if let Some((_, raised)) = &self.aside.0
-            && !raised.flag.swap(false, Ordering::Relaxed)
-        {
+        if FLAGS_UP.get() == 0 {
             return Poll::Pending;
         }
-        let waker = self.aside.get(cx).0.clone();
+        let (waker, raised) = self.aside.get(cx);
+        if !raised.lower() {
+            return Poll::Pending;
+        }
+        let waker = waker.clone();
         let cx = &mut Context::from_waker(&waker);
         let beside = if self.poll_gone(half_close, cx).is_ready() {
             Beside::Gone

@@ -153,8 +153,9 @@ impl Pool {
             return None;
         }
         let hasty = lane.hasty;
-        let rested =
-            |(since, conn): &(Instant, Box<Conn>)| !hasty || !conn.rests || now.since(*since) >= REST;
+        let rested = |(since, conn): &(Instant, Box<Conn>)| {
+            !hasty || !conn.rests || now.since(*since) >= REST
+        };
         while let Some(index) = lane.idle.iter().rposition(rested) {
             let (since, mut conn) = lane.idle.remove(index)?;
             let fresh = now.since(since) < lane.idle_for;

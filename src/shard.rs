@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -30,9 +30,11 @@ use crate::pure::limit::{Accounts, History, Windows};
 use crate::pure::multipart;
 use crate::pure::plan::{Plan, Timeouts};
 use crate::pure::policy::{Policy, Ticket, Verdict};
-use crate::pure::relay::{Broken, End};
+use crate::pure::relay::{Broken, End, Relay};
 use crate::pure::tokens::{self, Factors};
-use crate::pure::units::{BackendId, Instant, ModelId, Rng, RouteId, ShardId, TenantId, Tokens};
+use crate::pure::units::{
+    BackendId, Instant, ModelId, Rng, RouteId, Series, ShardId, TenantId, Tokens,
+};
 use crate::rt::{self, Bell, Driver, Listener, Timer};
 
 mod bearer;
@@ -336,16 +338,26 @@ enum Then {
     Linger,
 }
 
+/// How far a request has come.
+enum Stage<S> {
+    Over(Then),
+    /// The first content of a stream has gone out; the rest is still to come.
+    Begun(S),
+}
+
 /// One client connection, request after request.
-async fn serve(shard: Rc<Shard>, mut client: Client, _connection: Hold) {
-    let _seat = Seat::take(&shard).await;
+async fn serve(shard: Rc<Shard>, mut client: Box<Client>, _connection: Hold) {
+    let _seat = Seat::take(&shard, &mut client).await;
     loop {
         let plan = shard.plan();
         let next = client.next_head(&plan.server, || shard.draining.get()).await;
         // A reload may have come while we waited: a request sees one plan, the one it began under.
         let plan = shard.plan();
         let then = match next {
-            Ok(()) => request(&shard, &plan, &mut client).await,
+            Ok(()) => match request(&shard, &plan, &mut client).await {
+                Stage::Over(then) => then,
+                Stage::Begun((trip, flow)) => stream(&mut client, trip, flow).await,
+            },
             Err(NoRequest::Over) => return,
             Err(NoRequest::Refused(refusal)) => {
                 shard.meter.borrow_mut().bad_request();
@@ -364,15 +376,24 @@ async fn serve(shard: Rc<Shard>, mut client: Client, _connection: Hold) {
     }
 }
 
-/// One request, from its head to the last byte of its answer. Whatever happens on the way, it is
-/// settled and recorded exactly once, when `trip` is dropped.
-async fn request(shard: &Rc<Shard>, plan: &PlanRef, client: &mut Client) -> Then {
+/// One request, from its head to the last byte of its answer, or to the first content of a stream.
+/// Whatever happens on the way, it is settled and recorded exactly once, when `trip` is dropped.
+async fn request(
+    shard: &Rc<Shard>,
+    plan: &PlanRef,
+    client: &mut Client,
+) -> Stage<(Box<Trip>, Box<Flow>)> {
     let mut trip = Trip::begin(shard, plan);
     trip.keep_alive = client.head.keep_alive && shard.shared.phase() == Phase::Running;
-    let stop = match answer(&mut trip, client).await {
-        Ok(then) => return then,
-        Err(stop) => stop,
-    };
+    match answer(&mut trip, client).await {
+        Ok(Stage::Over(then)) => Stage::Over(then),
+        Ok(Stage::Begun(flow)) => Stage::Begun((trip, flow)),
+        Err(stop) => Stage::Over(end_badly(trip, client, stop).await),
+    }
+}
+
+/// Ends a request that got no whole answer.
+async fn end_badly(mut trip: Box<Trip>, client: &mut Client, stop: Stop) -> Then {
     match stop {
         Stop::Gone => {
             trip.done.how = Ending::ClientGone;
@@ -388,8 +409,9 @@ async fn request(shard: &Rc<Shard>, plan: &PlanRef, client: &mut Client) -> Then
             let whole = trip.body_read && client.stays();
             trip.refuse(client, &refusal, whole);
             let keep = trip.keep_alive && whole;
+            let send_timeout = trip.plan.server.send_timeout;
             drop(trip);
-            flush(client, plan.server.send_timeout).await;
+            flush(client, send_timeout).await;
             if keep { Then::Next } else { Then::Linger }
         }
     }
@@ -422,14 +444,15 @@ impl From<NoBody> for Stop {
 
 /// Decides what a request gets, and gives it: health and models from the plan, all else from a
 /// backend.
-async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
+async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Stage<Box<Flow>>, Stop> {
     let plan = trip.plan.clone();
     let path = text(client.head.path(&client.request));
     trip.done.path = Endpoint::of(path);
     if trip.done.path == Endpoint::Health {
         trip.body_read = client.head.framing == Framing::None;
         let ready = trip.shard.shared.phase() == Phase::Running || path != "/readyz";
-        return Ok(trip.reply(client, if ready { 200 } else { 503 }, b"{\"status\":\"ok\"}").await);
+        let status = if ready { 200 } else { 503 };
+        return Ok(Stage::Over(trip.reply(client, status, b"{\"status\":\"ok\"}").await));
     }
     let bearer = bearer::authenticate(&trip.shard, &plan, client)?;
     let tenant = bearer.who.tenant;
@@ -437,7 +460,7 @@ async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
     if trip.done.path == Endpoint::Models {
         let body = models(&plan, &bearer.who, path)?;
         trip.body_read = client.head.framing == Framing::None;
-        return Ok(trip.reply(client, 200, &body).await);
+        return Ok(Stage::Over(trip.reply(client, 200, &body).await));
     }
     let call = inspect(trip, client, tenant).await?;
     let route = &plan.routes[call.route.index()];
@@ -453,7 +476,7 @@ async fn answer(trip: &mut Trip, client: &mut Client) -> Result<Then, Stop> {
         let backend = place.ticket.backend;
         trip.done.backend = plan.backends[backend.index()].series;
         let fault = match attempt(trip, client, &call, place).await {
-            Ok(then) => return Ok(then),
+            Ok(stage) => return Ok(stage),
             Err(Failed::Stop(stop)) => return Err(stop),
             Err(Failed::Fault(fault)) => fault,
         };
@@ -485,11 +508,6 @@ struct Call {
     hide: bool,
     /// What keeps this client on one backend.
     stick: Option<u64>,
-    /// Tokens that the prompt is taken to have until a backend says how many.
-    prompt: u64,
-    /// The same before it was corrected by what backends have said; zero where what they say of this
-    /// prompt teaches nothing.
-    estimate: Tokens,
     /// The body has not been received: it passes to the backend as it comes, once.
     upload: bool,
 }
@@ -613,8 +631,6 @@ async fn inspect(
             splices: body::Splices::default(),
             hide: false,
             stick: sticky(&plan, route, &header).or(stick),
-            prompt: 0,
-            estimate: Tokens::default(),
             upload,
         });
     };
@@ -654,6 +670,8 @@ async fn inspect(
     };
     // How many tokens a picture has is not learnt from: it would be taken for a matter of the text.
     let teaches = model.is_some() && seen.media_bytes == 0;
+    trip.prompt = prompt.0;
+    trip.estimate = if teaches { estimate } else { Tokens(0) };
     let edit = body::Edit { model: (*asked != *canonical).then_some(canonical), ask_usage };
     Ok(Call {
         route,
@@ -664,8 +682,6 @@ async fn inspect(
         splices: body::splices(&seen, body, &edit),
         hide: ask_usage,
         stick: sticky(&plan, route, &header),
-        prompt: prompt.0,
-        estimate: if teaches { estimate } else { Tokens(0) },
         upload: false,
     })
 }
@@ -793,7 +809,7 @@ async fn attempt(
     client: &mut Client,
     call: &Call,
     place: Place,
-) -> Result<Then, Failed> {
+) -> Result<Stage<Box<Flow>>, Failed> {
     let plan = trip.plan.clone();
     let backend = &plan.backends[place.ticket.backend.index()];
     let pool = &plan.pools[backend.pool.index()];
@@ -807,9 +823,8 @@ async fn attempt(
     };
     loop {
         trip.sent_at = rt::now();
-        let whole = trip.send(client, &mut conn, call, backend)?;
+        trip.send(client, &mut conn, call, backend)?;
         let mut wires = Wires::new(&shard, client, &mut conn, plan.server.half_close);
-        wires.sending = !whole;
         if call.upload {
             upload(trip, &mut wires).await?;
         }
@@ -850,15 +865,13 @@ async fn upload(trip: &mut Trip, wires: &mut Wires<'_>) -> Result<(), Failed> {
     let server = &plan.server;
     let mut body = wires.client.upload(server);
     loop {
-        if !wires.sending {
+        if !wires.sending() {
             let passed = trip.shard.compose(|out| {
                 let passed = wires.client.pass_body(&mut body, server, out);
                 if passed.is_ok() && !out.is_empty() {
-                    match wires.conn.socket.send_pieces(&[IoSlice::new(out)]) {
-                        Ok(whole) => wires.sending = !whole,
-                        // What it said before it closed is still to be read.
-                        Err(_) => wires.conn.spoiled = true,
-                    }
+                    // What it said before it closed is still to be read.
+                    let sent = wires.conn.socket.send_pieces(&[IoSlice::new(out)]);
+                    wires.conn.spoiled |= sent.is_err();
                 }
                 passed
             });
@@ -869,7 +882,7 @@ async fn upload(trip: &mut Trip, wires: &mut Wires<'_>) -> Result<(), Failed> {
         }
         trip.done.bytes_in = body.received();
         trip.body_read = body.is_done();
-        if (trip.body_read && !wires.sending) || wires.conn.spoiled {
+        if (trip.body_read && !wires.sending()) || wires.conn.spoiled {
             return Ok(());
         }
         match wires.wake_uploading(&body, server).await {
@@ -942,7 +955,7 @@ async fn head(
                 Some(Err(_)) => return Err(NoHead::Reset),
                 Some(Ok(_)) | None => {}
             },
-            Wake::Sent | Wake::Flushed(_) => {}
+            Wake::Sent | Wake::Flushed => {}
             Wake::Gone => return Err(NoHead::Gone),
             Wake::Stop => return Err(NoHead::Stopped),
             Wake::Time => {
@@ -955,7 +968,7 @@ async fn head(
                 {
                     *at = now + *every;
                     trip.early_head(wires.client);
-                    wires.beat(now);
+                    wires.beat();
                 }
             }
         }
@@ -965,62 +978,95 @@ async fn head(
 /// No backend has more to say before its answer.
 const INTERIM_MAX: usize = 16;
 
-/// Passes the answer on, piece by piece, until it or one of the two sides ends.
-///
-/// The loop runs once per chunk: one read, one scan, one write, and the question for more; no lock,
-/// no allocation, no log line.
+/// Relays what a backend answers: to its end, or, in a stream, until its first content has gone out.
+/// No other attempt can follow then, and the rest is left to [`stream`].
 async fn relay(
     trip: &mut Trip,
     client: &mut Client,
     call: &Call,
     place: Place,
-    mut conn: Box<Conn>,
-) -> Result<Then, Failed> {
-    let plan = trip.plan.clone();
-    let shard = trip.shard.clone();
-    let route = &plan.routes[call.route.index()];
-    let backend_id = place.ticket.backend;
-    let backend = &plan.backends[backend_id.index()];
-    let timeouts = &plan.pools[backend.pool.index()].timeouts;
-    let streamed = is_event_stream(&conn);
-    let mut relay = trip.open(client, &mut conn, call, backend_id, streamed)?;
-    // Until something counts, a route with retries can still turn to another backend: what the
-    // client would see is held in `client.out`, its first `head_len` bytes being the head.
-    let mut head_len = client.out.len();
-    let mut held = streamed && trip.may_try_again(call);
-    let mut last = rt::now();
-    let total = timeouts.total.map(|total| trip.began + total);
-    let mut deadline = match streamed {
-        true => trip.head_deadline(call, timeouts),
-        false => timeouts.chunk.map(|chunk| last + chunk),
+    conn: Box<Conn>,
+) -> Result<Stage<Box<Flow>>, Failed> {
+    let mut flow = Flow::open(trip, client, call, place, conn)?;
+    client.raise();
+    let end = std::future::poll_fn(|cx| pass(trip, client, &mut flow, Until::Content, cx)).await;
+    match end {
+        None => Ok(Stage::Begun(Box::new(flow))),
+        Some(end) => conclude(trip, client, flow, end).await.map(Stage::Over),
+    }
+}
+
+/// The rest of a stream whose first content has gone out.
+///
+/// Here connections spend their lives, thousands at a time, each of them cold when its next chunk
+/// comes: all that led here has returned, and what a chunk needs lies in `flow`, side by side.
+async fn stream(client: &mut Client, mut trip: Box<Trip>, mut flow: Box<Flow>) -> Then {
+    client.raise();
+    let end = std::future::poll_fn(|cx| pass(&mut trip, client, &mut flow, Until::End, cx)).await;
+    // It has no other end than the stream's.
+    let end = end.unwrap_or(Err(Ruin::Stopped));
+    let stop = match conclude(&mut trip, client, *flow, end).await {
+        Ok(then) => return then,
+        Err(Failed::Stop(stop)) => stop,
+        Err(Failed::Fault(fault)) => fault.refusal.into(),
     };
-    let mut beat = trip.heartbeat(call).filter(|_| streamed).map(|every| (every, last + every));
-    let mut paid = trip.stand.as_ref().and_then(Stand::paid).filter(|_| streamed);
+    end_badly(trip, client, stop).await
+}
+
+/// How far [`pass`] goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// To the first content of a stream.
+    Content,
+    End,
+}
+
+/// Passes the answer on, piece by piece, until it or one of the two sides ends; `None` where it
+/// came as far as it was to go.
+///
+/// The loop runs once per chunk: one read, one scan, one write, and the question for more; no lock,
+/// no allocation, no log line. It is polled, not awaited, so that nothing of it lies anywhere but
+/// in `flow`.
+fn pass(
+    trip: &mut Trip,
+    client: &mut Client,
+    flow: &mut Flow,
+    until: Until,
+    cx: &mut Context<'_>,
+) -> Poll<Option<Result<End, Ruin>>> {
+    let Flow { shard, plan, conn, relay, .. } = flow;
+    let mut wires = Wires::new(shard, client, conn, plan.server.half_close);
     // What came along with the head is passed on first, even if that is nothing.
-    let mut incoming = std::mem::take(&mut conn.buf);
-    let mut came = true;
-    let mut wires = Wires::new(&shard, client, &mut conn, plan.server.half_close);
+    let mut came = !std::mem::replace(&mut flow.opened, true);
+    let mut incoming = if came { std::mem::take(&mut wires.conn.buf) } else { Vec::new() };
     let end = loop {
         if std::mem::take(&mut came) {
             let now = rt::now();
             let pushed = shard.compose(|out| {
-                out.append(&mut wires.client.out);
+                if !flow.told {
+                    out.append(&mut wires.client.out);
+                }
                 let pushed = relay.push(&mut incoming, out);
                 let hold = match &pushed {
+                    _ if flow.told => false,
                     Ok((progress, _)) => {
-                        held && !progress.content && progress.end.is_none() && out.len() <= HELD_MAX
+                        flow.held
+                            && !progress.content
+                            && progress.end.is_none()
+                            && out.len() <= HELD_MAX
                     }
                     Err(_) => !trip.head_sent,
                 };
-                let last = pushed.as_ref().is_ok_and(|(progress, _)| progress.end.is_some());
-                if !hold {
-                    held = false;
+                if !hold && !flow.told {
+                    flow.told = true;
+                    flow.held = false;
                     trip.head_sent = true;
                 }
+                let last = pushed.as_ref().is_ok_and(|(progress, _)| progress.end.is_some());
                 if hold || (last && trip.waits_for_store()) {
                     wires.client.out.extend_from_slice(out);
                 } else {
-                    wires.tell(out, now);
+                    wires.client.tell(out);
                 }
                 pushed
             });
@@ -1031,41 +1077,52 @@ async fn relay(
                 Err(broken) => break Err(Ruin::Broken(broken)),
             };
             wires.conn.spoiled |= used < length;
-            trip.done.bytes_out += progress.bytes as u64;
+            flow.bytes += progress.bytes as u64;
             if progress.error {
-                trip.failed(backend_id, Failure::InStreamError);
-                if held {
+                trip.failed(flow.backend, Failure::InStreamError);
+                if flow.held {
                     break Err(Ruin::Reported);
                 }
             }
             if progress.content {
-                if trip.done.ttft.is_none() {
+                if !std::mem::replace(&mut flow.begun, true) {
                     trip.may_panic(wires.client, "relay");
-                    trip.first_content(wires.client, streamed, now);
-                } else if streamed {
-                    shard.meter.borrow_mut().gap(route.series, now.since(last));
+                    trip.first_content(wires.client, flow.streamed, now);
+                    // What was waited for until now may have had more time than what comes.
+                    flow.armed = false;
+                } else if flow.streamed {
+                    shard.meter.borrow_mut().gap(flow.route, now.since(flow.last));
                 }
-                last = now;
-                deadline = timeouts.chunk.map(|chunk| now + chunk);
+                flow.last = now;
+                flow.deadline = flow.chunk.map(|chunk| now + chunk);
             }
             if let Some(end) = progress.end {
                 break Ok(end);
             }
-            if let Some(paid) = &mut paid
+            if let Some(paid) = &mut flow.paid
                 && !trip.is_paid(relay.generated(), paid, now)
             {
                 break Err(Ruin::Spent);
             }
-            if let Some((every, at)) = &mut beat {
+            if let Some((every, at)) = &mut flow.beat {
                 *at = now + *every;
             }
+            let is_stream = flow.begun && flow.streamed;
+            if until == Until::Content && is_stream && !wires.flushing() && !wires.sending() {
+                return Poll::Ready(None);
+            }
         }
-        let next = match wires.flushing_since {
-            Some(since) => Some(since + plan.server.send_timeout),
-            None => earlier(earlier(deadline, total), beat.map(|(_, at)| at)),
-        };
-        wires.client.set_timer(next);
-        match wires.wake().await {
+        // Deadlines only move later, and the timer is left as it is meanwhile: moving it would cost
+        // each chunk more than waking once in vain. Only a client that falls behind has one of its
+        // own, which may be earlier.
+        if !flow.armed || wires.flushing() {
+            flow.armed = true;
+            wires.client.set_timer(match wires.flushing() {
+                true => Some(wires.client.behind_since + plan.server.send_timeout),
+                false => earlier(earlier(flow.deadline, flow.total), flow.beat.map(|(_, at)| at)),
+            });
+        }
+        match std::task::ready!(wires.poll_wake(cx)) {
             Wake::Backend => {
                 incoming = shard.incoming.take();
                 match wires.conn.socket.recv(&mut incoming, READ) {
@@ -1079,7 +1136,7 @@ async fn relay(
                                 trip.head_sent = true;
                                 match trip.waits_for_store() {
                                     true => wires.client.out.extend_from_slice(out),
-                                    false => wires.tell(out, rt::now()),
+                                    false => wires.client.tell(out),
                                 }
                             }
                             end
@@ -1091,53 +1148,69 @@ async fn relay(
                 }
             }
             Wake::Sent => {}
-            Wake::Flushed(since) => {
+            Wake::Flushed => {
                 // The backend was not read meanwhile: its silence only starts now.
-                deadline = deadline.map(|deadline| deadline + rt::now().since(since));
+                let waited = rt::now().since(wires.client.behind_since);
+                flow.deadline = flow.deadline.map(|deadline| deadline + waited);
+                flow.armed = false;
             }
             Wake::Gone => break Err(Ruin::Gone),
             Wake::Stop => break Err(Ruin::Stopped),
             Wake::Time if wires.flushing() => break Err(Ruin::Slow),
             Wake::Time => {
                 let now = rt::now();
-                if earlier(deadline, total).is_some_and(|deadline| now >= deadline) {
+                flow.armed = false;
+                if earlier(flow.deadline, flow.total).is_some_and(|deadline| now >= deadline) {
                     break Err(Ruin::Late);
                 }
-                if let Some((every, at)) = &mut beat
+                if let Some((every, at)) = &mut flow.beat
                     && now >= *at
                 {
                     *at = now + *every;
-                    if held && head_len > 0 {
+                    if flow.held && flow.head_len > 0 {
                         // A heartbeat fixes status and fields, and commits to nothing else.
-                        let head: Vec<u8> = wires.client.out.drain(..head_len).collect();
-                        head_len = 0;
+                        let head: Vec<u8> = wires.client.out.drain(..flow.head_len).collect();
+                        flow.head_len = 0;
                         trip.head_sent = true;
-                        wires.tell(&head, now);
+                        wires.client.tell(&head);
                     }
                     if relay.may_interject() {
-                        wires.beat(now);
+                        wires.beat();
                     }
                 }
             }
         }
     };
+    Poll::Ready(Some(end))
+}
+
+/// Books an answer that has ended, says so where it ended badly, and keeps or ends the connections.
+async fn conclude(
+    trip: &mut Trip,
+    client: &mut Client,
+    flow: Flow,
+    end: Result<End, Ruin>,
+) -> Result<Then, Failed> {
+    let Flow { shard, plan, mut conn, relay, place, backend, held, bytes, .. } = flow;
+    trip.done.bytes_out += bytes;
+    let mut wires = Wires::new(&shard, client, &mut conn, plan.server.half_close);
     match end {
         Ok(end) => {
             drop(place);
-            let rest = trip.book(relay, call);
+            let rest = trip.book(relay);
             // The last bytes say that all is well: they wait until the charge is on disk.
             let there = !trip.waits_for_store() || trip.charged(wires.client).await;
             if there {
                 let last = std::mem::take(&mut wires.client.out);
                 if !last.is_empty() {
-                    wires.tell(&last, rt::now());
+                    wires.client.tell(&last);
                 }
             }
             let flushed = there && wires.flushed(plan.server.send_timeout).await;
-            let reusable = !wires.conn.spoiled && !wires.sending && wires.conn.head.keep_alive;
+            let reusable = !wires.conn.spoiled && !wires.sending() && wires.conn.head.keep_alive;
             match end {
-                End::Whole if reusable => shard.keep(&plan, backend_id, conn),
-                End::Early if reusable => rt::spawn(drain(shard, plan, backend_id, conn, rest)),
+                End::Whole if reusable => shard.keep(&plan, backend, conn),
+                End::Early if reusable => rt::spawn(drain(shard, plan, backend, conn, rest)),
                 _ => {}
             }
             trip.done.how = if flushed { Ending::Whole } else { Ending::ClientGone };
@@ -1156,7 +1229,7 @@ async fn relay(
                 let refusal = ruin.refusal();
                 shard.compose(|out| {
                     relay.fail(&refusal, trip.done.path.envelope(), out);
-                    wires.tell(out, rt::now());
+                    wires.client.tell(out);
                 });
                 wires.flushed(LAST_WORDS).await;
                 if matches!(relay.framing(), Framing::UntilClose) {
@@ -1165,8 +1238,90 @@ async fn relay(
                 }
             }
             drop(place);
-            trip.ruined(ruin, over, held, backend_id, relay, call)
+            trip.ruined(ruin, over, held, backend, relay)
         }
+    }
+}
+
+/// An answer on its way. What each chunk needs stands first, on as few cache lines as may be.
+#[repr(C)]
+struct Flow {
+    shard: Rc<Shard>,
+    plan: PlanRef,
+    conn: Box<Conn>,
+    /// When the last content came.
+    last: Instant,
+    /// When the next must have come.
+    deadline: Option<Instant>,
+    /// Body bytes so far.
+    bytes: u64,
+    route: Series,
+    backend: BackendId,
+    streamed: bool,
+    /// What came along with the head has been passed on.
+    opened: bool,
+    /// Something generated has come.
+    begun: bool,
+    /// Until something counts, a route with retries can still turn to another backend: what the
+    /// client would see is held in `client.out`, its first `head_len` bytes being the head.
+    held: bool,
+    /// The client has been told what was held.
+    told: bool,
+    /// The client's timer is set to the earliest of what is waited for, or earlier.
+    armed: bool,
+    /// How many tokens of it the budget is known to pay for, where it cuts.
+    paid: Option<u64>,
+    /// How often and when next a silent stream is kept awake.
+    beat: Option<(Duration, Instant)>,
+    /// How long a backend may be silent in the middle of an answer.
+    chunk: Option<Duration>,
+    relay: Relay,
+    /// When all of it must have come.
+    total: Option<Instant>,
+    head_len: usize,
+    place: Place,
+}
+
+impl Flow {
+    /// Begins to relay, by the head of the answer.
+    fn open(
+        trip: &mut Trip,
+        client: &mut Client,
+        call: &Call,
+        place: Place,
+        mut conn: Box<Conn>,
+    ) -> Result<Flow, Failed> {
+        let backend = place.ticket.backend;
+        let streamed = is_event_stream(&conn);
+        let relay = trip.open(client, &mut conn, call, backend, streamed)?;
+        let now = rt::now();
+        let timeouts = &trip.plan.pools[trip.plan.backends[backend.index()].pool.index()].timeouts;
+        Ok(Flow {
+            conn,
+            last: now,
+            deadline: match streamed {
+                true => trip.head_deadline(call, timeouts),
+                false => timeouts.chunk.map(|chunk| now + chunk),
+            },
+            bytes: 0,
+            route: trip.done.route,
+            backend,
+            streamed,
+            opened: false,
+            begun: false,
+            held: streamed && trip.may_try_again(call),
+            told: false,
+            armed: false,
+            paid: trip.stand.as_ref().and_then(Stand::paid).filter(|_| streamed),
+            beat: trip.heartbeat(call).filter(|_| streamed).map(|every| (every, now + every)),
+            chunk: timeouts.chunk,
+            relay,
+            total: timeouts.total.map(|total| trip.began + total),
+            head_len: client.out.len(),
+            place,
+            shard: trip.shard.clone(),
+            plan: trip.plan.clone(),
+        })
     }
 }
 

@@ -137,7 +137,7 @@ fn ask(trip: &Trip, call: &Call, plan: &Plan, scopes: &Scopes<'_>) -> Amount {
     let usual = |share: f64| {
         let history = trip.shard.history.borrow();
         let past = history.quantile(trip.done.tenant, trip.done.model, share);
-        let usual = past.unwrap_or(call.prompt + call.prompt / 2).max(1);
+        let usual = past.unwrap_or(trip.prompt + trip.prompt / 2).max(1);
         most.map_or(usual, |most| usual.min(most))
     };
     let one = match reserve {
@@ -149,12 +149,12 @@ fn ask(trip: &Trip, call: &Call, plan: &Plan, scopes: &Scopes<'_>) -> Amount {
     };
     let mut output = one.saturating_mul(call.answers);
     let room = scopes.most_tokens();
-    if reserve != Reserve::Max && call.prompt < room {
+    if reserve != Reserve::Max && trip.prompt < room {
         // A guess must not make impossible what may turn out to be short.
-        output = output.min(room - call.prompt);
+        output = output.min(room - trip.prompt);
     }
-    let nano = who.price(plan).map_or(0, |price| price.of(call.prompt, 0, output));
-    Amount { input: call.prompt, output, nano }
+    let nano = who.price(plan).map_or(0, |price| price.of(trip.prompt, 0, output));
+    Amount { input: trip.prompt, output, nano }
 }
 
 impl Stand {

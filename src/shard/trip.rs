@@ -41,6 +41,11 @@ pub struct Trip {
     pub body: Option<Hold>,
     /// Whose request it is.
     pub who: Who,
+    /// Tokens that the prompt is taken to have until a backend says how many.
+    pub prompt: u64,
+    /// The same before it was corrected by what backends have said; zero where what they say of this
+    /// prompt teaches nothing.
+    pub estimate: Tokens,
     /// What it holds of its limits, until it is settled.
     pub stand: Option<Stand>,
     /// What the client is told of them.
@@ -52,10 +57,10 @@ pub struct Trip {
 }
 
 impl Trip {
-    pub fn begin(shard: &Rc<Shard>, plan: &PlanRef) -> Trip {
+    pub fn begin(shard: &Rc<Shard>, plan: &PlanRef) -> Box<Trip> {
         let began = rt::now();
         let none = Series(0);
-        Trip {
+        Box::new(Trip {
             began,
             sent_at: began,
             done: Done {
@@ -83,6 +88,8 @@ impl Trip {
             head_sent: false,
             body: None,
             who: Who::default(),
+            prompt: 0,
+            estimate: Tokens::default(),
             stand: None,
             quotas: QuotaFields::default(),
             downgraded: None,
@@ -90,7 +97,7 @@ impl Trip {
             tenant: None,
             shard: Rc::clone(shard),
             plan: Rc::clone(plan),
-        }
+        })
     }
 
     /// Counts the request for its tenant.
@@ -136,7 +143,7 @@ impl Trip {
             self.keep_alive = false;
             let mut out = Vec::new();
             h1::append_chunk(&mut out, &refusal.event(envelope));
-            let _ = client.send_now(&out);
+            client.tell(&out);
             return;
         }
         let mut fields = Vec::new();
@@ -181,7 +188,7 @@ impl Trip {
         self.shard.compose(|out| {
             reply.write(out);
             // A client that is gone will be noticed by its connection's next read.
-            let _ = client.send_now(out);
+            client.tell(out);
         });
     }
 
@@ -223,14 +230,14 @@ impl Trip {
         Err(Failed::Fault(Fault { refusal, paid: false }))
     }
 
-    /// Sends head and body; false if part of it is still queued.
+    /// Sends head and body; what the kernel does not take at once is queued.
     pub fn send(
         &mut self,
         client: &Client,
         conn: &mut Conn,
         call: &Call,
         backend: &Backend,
-    ) -> Result<bool, Failed> {
+    ) -> Result<(), Failed> {
         let (head, bytes) = (&client.head, &client.request);
         let body = &bytes[head.head_len..];
         let mut target = Vec::with_capacity(128);
@@ -262,7 +269,7 @@ impl Trip {
             forward: &pool.forward,
             own: &own,
         };
-        Ok(self.shard.compose(|out| {
+        self.shard.compose(|out| {
             h1::write_request(out, &outgoing, bytes, &head.fields);
             let mut pieces = [IoSlice::new(&[]); PIECES];
             let mut count = 1;
@@ -276,15 +283,10 @@ impl Trip {
                 }
             }
             pieces[0] = IoSlice::new(out);
-            match conn.request(&pieces[..count]) {
-                Ok(whole) => whole,
-                Err(_) => {
-                    // It may have answered before it closed: that is still to be read.
-                    conn.spoiled = true;
-                    true
-                }
-            }
-        }))
+            // It may have answered before it closed: that is still to be read.
+            conn.spoiled |= conn.request(&pieces[..count]).is_err();
+        });
+        Ok(())
     }
 
     /// When the first content (of a stream) or the head (of a plain answer) must have come.
@@ -293,7 +295,7 @@ impl Trip {
             return timeouts.answer.map(|answer| self.sent_at + answer);
         }
         let slope = timeouts.first_token_per_1k.unwrap_or_default();
-        let thousands = u32::try_from(call.prompt.div_ceil(1000)).unwrap_or(u32::MAX);
+        let thousands = u32::try_from(self.prompt.div_ceil(1000)).unwrap_or(u32::MAX);
         timeouts
             .first_token
             .map(|first| self.sent_at + first.saturating_add(slope.saturating_mul(thousands)))
@@ -448,7 +450,7 @@ impl Trip {
         };
         self.shard.compose(|out| {
             h1::write_response(out, &answer, b"", &[]);
-            let _ = client.send_now(out);
+            client.tell(out);
         });
     }
 
@@ -467,13 +469,13 @@ impl Trip {
 
     /// Books what the answer cost, and learns from what the backend counted; gives the decoder for
     /// the rest of its body.
-    pub fn book(&mut self, relay: Relay, call: &Call) -> Decoder {
+    pub fn book(&mut self, relay: Relay) -> Decoder {
         let (seen, rest) = relay.finish();
         if let Some(reported) = seen.usage.and_then(|usage| usage.prompt) {
             let mut factors = self.shard.factors.borrow_mut();
-            factors.learn(self.done.model, call.estimate, Tokens(reported));
+            factors.learn(self.done.model, self.estimate, Tokens(reported));
         }
-        self.done.usage = bill(&seen, call.prompt, self.done.status);
+        self.done.usage = bill(&seen, self.prompt, self.done.status);
         self.done.usage.nano = self.who.cost(&self.plan, &self.done.usage);
         rest
     }
@@ -538,7 +540,6 @@ impl Trip {
         held: bool,
         backend: BackendId,
         relay: Relay,
-        call: &Call,
     ) -> Result<Then, Failed> {
         if !over && let Some(failure) = ruin.failure(self.done.ttft.is_some()) {
             self.failed(backend, failure);
@@ -547,7 +548,7 @@ impl Trip {
             let refusal = ruin.refusal();
             return Err(Failed::Fault(Fault { refusal, paid: false }));
         }
-        self.book(relay, call);
+        self.book(relay);
         if over {
             // The last event had come: that the client hangs up then is its good right.
             self.done.how = Ending::Whole;

@@ -1,7 +1,7 @@
 //! The two sockets of a request, waited on together, and the connections of a shard.
 
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::Shard;
@@ -9,21 +9,14 @@ use crate::client::{Beside, Body, Client};
 use crate::pool::Conn;
 use crate::pure::h1;
 use crate::pure::plan::{HalfClose, Server};
-use crate::pure::units::Instant;
 use crate::rt;
 
 /// A client and the backend that answers it.
 pub struct Wires<'a> {
     pub client: &'a mut Client,
     pub conn: &'a mut Conn,
-    /// Part of the request is still on its way to the backend.
-    pub sending: bool,
-    /// Since when part of the answer waits for the client to take it.
-    pub flushing_since: Option<Instant>,
     shard: &'a Shard,
     half_close: HalfClose,
-    /// Writing to the client failed.
-    lost: bool,
 }
 
 /// What happened next.
@@ -32,8 +25,8 @@ pub enum Wake {
     Backend,
     /// The whole request has been handed to the kernel, or cannot be any more.
     Sent,
-    /// The client has taken what was waiting since then.
-    Flushed(Instant),
+    /// The client has taken what was waiting for it.
+    Flushed,
     Gone,
     /// The client's timer.
     Time,
@@ -48,82 +41,71 @@ impl<'a> Wires<'a> {
         conn: &'a mut Conn,
         half_close: HalfClose,
     ) -> Wires<'a> {
-        client.raise();
-        Wires { client, conn, sending: false, flushing_since: None, shard, half_close, lost: false }
+        Wires { client, conn, shard, half_close }
     }
 
+    /// Part of the answer waits for the client to take it.
     pub fn flushing(&self) -> bool {
-        self.flushing_since.is_some()
+        self.client.socket.is_behind()
+    }
+
+    /// Part of the request is still on its way to the backend.
+    pub fn sending(&self) -> bool {
+        self.conn.socket.is_behind()
     }
 
     /// Waits for whatever comes first.
     pub async fn wake(&mut self) -> Wake {
-        std::future::poll_fn(|cx| {
-            if self.lost {
-                return Poll::Ready(Wake::Gone);
-            }
-            match self.flushing_since {
-                Some(since) => {
-                    if let Poll::Ready(flushed) = self.client.socket.poll_flush(cx) {
-                        self.flushing_since = None;
-                        return Poll::Ready(match flushed {
-                            Ok(()) => Wake::Flushed(since),
-                            Err(_) => Wake::Gone,
-                        });
-                    }
-                }
-                // Back-pressure: the backend is not read while the client does not take what came.
-                None => {
-                    if self.conn.socket.poll_readable(cx).is_ready() {
-                        return Poll::Ready(Wake::Backend);
-                    }
-                }
-            }
-            if self.sending
-                && let Poll::Ready(sent) = self.conn.socket.poll_flush(cx)
-            {
-                self.sending = false;
-                // It may have answered early and closed: what it said is still to be read.
-                self.conn.spoiled |= sent.is_err();
-                return Poll::Ready(Wake::Sent);
-            }
-            if self.shard.stopping.get() {
-                return Poll::Ready(Wake::Stop);
-            }
-            self.client.poll_beside(self.half_close, cx).map(|beside| match beside {
-                Beside::Gone => Wake::Gone,
-                Beside::Time => Wake::Time,
-            })
-        })
-        .await
+        self.client.raise();
+        std::future::poll_fn(|cx| self.poll_wake(cx)).await
     }
 
-    /// Writes to the client what its socket takes and queues a copy of the rest. Nothing may be
-    /// queued yet.
-    pub fn tell(&mut self, bytes: &[u8], now: Instant) {
-        match self.client.send_now(bytes) {
-            Ok(true) => {}
-            Ok(false) => self.flushing_since = Some(now),
-            Err(_) => self.lost = true,
+    /// What comes first.
+    pub fn poll_wake(&mut self, cx: &mut Context<'_>) -> Poll<Wake> {
+        if self.client.socket.is_broken() {
+            return Poll::Ready(Wake::Gone);
         }
+        if self.flushing() {
+            // Back-pressure: the backend is not read while the client does not take what came.
+            if let Poll::Ready(flushed) = self.client.socket.poll_flush(cx) {
+                return Poll::Ready(if flushed.is_ok() { Wake::Flushed } else { Wake::Gone });
+            }
+        } else if self.conn.socket.poll_readable(cx).is_ready() {
+            return Poll::Ready(Wake::Backend);
+        }
+        if self.sending()
+            && let Poll::Ready(sent) = self.conn.socket.poll_flush(cx)
+        {
+            // It may have answered early and closed: what it said is still to be read.
+            self.conn.spoiled |= sent.is_err();
+            return Poll::Ready(Wake::Sent);
+        }
+        if self.shard.stopping.get() {
+            return Poll::Ready(Wake::Stop);
+        }
+        self.client.poll_beside(self.half_close, cx).map(|beside| match beside {
+            Beside::Gone => Wake::Gone,
+            Beside::Time => Wake::Time,
+        })
     }
 
     /// Tells the client that we are still here, in a way that every parser skips.
-    pub fn beat(&mut self, now: Instant) {
+    pub fn beat(&mut self) {
         if !self.flushing() {
             let mut out = Vec::with_capacity(32);
             h1::append_chunk(&mut out, b": ping\n");
-            self.tell(&out, now);
+            self.client.tell(&out);
         }
     }
 
     /// Waits until the client has taken everything; false if it leaves or takes longer than
     /// `limit`.
     pub async fn flushed(&mut self, limit: Duration) -> bool {
-        self.client.set_timer(self.flushing_since.map(|since| since + limit));
-        !self.lost
+        let deadline = self.client.behind_since + limit;
+        self.client.set_timer(self.flushing().then_some(deadline));
+        !self.client.socket.is_broken()
             && std::future::poll_fn(|cx| {
-                if self.flushing_since.is_none() {
+                if !self.flushing() {
                     return Poll::Ready(true);
                 }
                 if let Poll::Ready(flushed) = self.client.socket.poll_flush(cx) {
@@ -151,15 +133,14 @@ pub enum Upload {
 impl Wires<'_> {
     /// Waits for whatever comes first while a body passes.
     pub async fn wake_uploading(&mut self, body: &Body, server: &Server) -> Upload {
-        self.client.set_timer(match self.sending {
+        self.client.set_timer(match self.sending() {
             true => Some(rt::now() + server.send_timeout),
             false => body.deadline(server),
         });
         self.client.raise();
         std::future::poll_fn(|cx| {
-            if self.sending {
+            if self.sending() {
                 if let Poll::Ready(sent) = self.conn.socket.poll_flush(cx) {
-                    self.sending = false;
                     self.conn.spoiled |= sent.is_err();
                     return Poll::Ready(Upload::Went);
                 }
@@ -205,8 +186,12 @@ pub struct Seat {
 }
 
 impl Seat {
-    pub async fn take(shard: &Rc<Shard>) -> Seat {
-        let waker = std::future::poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+    pub async fn take(shard: &Rc<Shard>, client: &mut Client) -> Seat {
+        let waker = std::future::poll_fn(|cx| {
+            client.begin(cx);
+            Poll::Ready(cx.waker().clone())
+        })
+        .await;
         shard.meter.borrow_mut().connection_opened();
         let mut wakers = shard.connections.borrow_mut();
         let index = match wakers.free.pop() {
