@@ -30,6 +30,10 @@ use rustix::net::{
 
 use crate::pure::units::Instant;
 
+mod timers;
+
+pub use timers::Timer;
+
 /// How a shard talks to the kernel. Ordered from the cheapest to the most widely permitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
@@ -96,18 +100,18 @@ const RING_COMPLETIONS: u32 = 8 * RING_ENTRIES;
 /// # Errors
 /// The driver cannot be set up on this kernel.
 pub fn block_on<F: Future>(driver: Driver, main: F) -> io::Result<F::Output> {
-    Ok(match driver.ring() {
+    let main = async {
+        spawn(watch(Bell::of(&timers::begin()?)?));
+        Ok(main.await)
+    };
+    match driver.ring() {
         Some(ring) => monoio::RuntimeBuilder::<monoio::IoUringDriver>::new()
             .uring_builder(ring)
             .with_entries(RING_ENTRIES)
-            .enable_timer()
             .build()?
             .block_on(main),
-        None => monoio::RuntimeBuilder::<monoio::LegacyDriver>::new()
-            .enable_timer()
-            .build()?
-            .block_on(main),
-    })
+        None => monoio::RuntimeBuilder::<monoio::LegacyDriver>::new().build()?.block_on(main),
+    }
 }
 
 /// `CLOCK_MONOTONIC`: the same clock for every process of the machine.
@@ -184,73 +188,17 @@ impl<F: Future<Output = ()>> Future for Contained<F> {
     }
 }
 
-/// Ends at the first of "`span` has passed" and never early; millisecond resolution.
+/// Ends when `span` has passed, never early.
 pub async fn sleep(span: Duration) {
-    monoio::time::sleep(span).await;
+    let mut timer = Timer::new();
+    timer.set(Some(now() + span));
+    std::future::poll_fn(|cx| timer.poll(cx)).await;
 }
 
-/// A deadline that is cheap to move later: one timer that is armed again only when it fires.
-///
-/// A stream pushes its deadline forward with every chunk; moving a real timer each time would
-/// cost more than forwarding the chunk.
-pub struct Timer {
-    deadline: Option<Instant>,
-    armed: Option<(Instant, Pin<Box<monoio::time::Sleep>>)>,
-}
-
-impl Timer {
-    pub const fn new() -> Timer {
-        Timer { deadline: None, armed: None }
-    }
-
-    /// Sets or moves the deadline; `None` turns it off. True if the timer must be polled for the
-    /// deadline to be kept; one that was moved later will wake as it is.
-    pub fn set(&mut self, deadline: Option<Instant>) -> bool {
-        let was_off = self.deadline.is_none();
-        self.deadline = deadline;
-        match (deadline, &self.armed) {
-            (None, _) => false,
-            (Some(_), None) => true,
-            (Some(deadline), Some((at, _))) => was_off || *at > deadline,
-        }
-    }
-
-    /// Ready once the deadline has passed, and again at each poll until it is moved. Always to be
-    /// polled for the same waker: monoio 0.2.4 keeps the one that it saw first.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(deadline) = self.deadline else {
-            return Poll::Pending;
-        };
-        loop {
-            match &mut self.armed {
-                // Armed for an earlier moment: let it fire, then look again.
-                Some((at, sleep)) if *at <= deadline => {
-                    std::task::ready!(sleep.as_mut().poll(cx));
-                    let now = now();
-                    if now >= deadline {
-                        return Poll::Ready(());
-                    }
-                    *at = deadline;
-                    let later = monoio::time::Instant::now() + deadline.since(now);
-                    sleep.as_mut().reset(later);
-                }
-                Some((at, sleep)) => {
-                    *at = deadline;
-                    let later = monoio::time::Instant::now() + deadline.since(now());
-                    sleep.as_mut().reset(later);
-                }
-                None => {
-                    let sleep = Box::pin(monoio::time::sleep(deadline.since(now())));
-                    self.armed = Some((deadline, sleep));
-                }
-            }
-        }
-    }
-}
-
-impl Default for Timer {
-    fn default() -> Timer {
-        Timer::new()
+/// Rings the shard's timers for as long as it runs.
+async fn watch(alarm: Bell) {
+    while alarm.rung().await.is_ok() {
+        timers::ring();
     }
 }
 
@@ -369,7 +317,7 @@ pub fn ring(bell: &OwnedFd) {
     let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
 }
 
-/// A bell as its shard hears it.
+/// A bell, or the kernel's alarm, as its shard hears it.
 pub struct Bell {
     /// Only asked for readiness; a stream type because that is what the runtime lets us poll.
     readiness: TcpStream,
@@ -477,9 +425,17 @@ impl Socket {
         match connecting {
             Ok(()) => {}
             Err(Errno::INPROGRESS) => {
-                monoio::time::timeout(limit, stream.writable(false))
-                    .await
-                    .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+                let mut timer = Timer::new();
+                timer.set(Some(now() + limit));
+                let mut writable = std::pin::pin!(stream.writable(false));
+                std::future::poll_fn(|cx| {
+                    if let Poll::Ready(writable) = writable.as_mut().poll(cx) {
+                        return Poll::Ready(Some(writable));
+                    }
+                    timer.poll(cx).map(|()| None)
+                })
+                .await
+                .ok_or(io::ErrorKind::TimedOut)??;
                 // SAFETY: `stream` owns the descriptor and outlives the borrow.
                 let fd = unsafe { BorrowedFd::borrow_raw(stream.as_raw_fd()) };
                 sockopt::socket_error(fd)??;
