@@ -16,10 +16,13 @@ use std::time::{Duration, Instant};
 
 use forebay::pure::board::Registry;
 use forebay::pure::body::{BodyKind, Edit, Inspector, splices};
-use forebay::pure::h1::{Limits, Method, Parse, Request, Response, parse_request, parse_response};
+use forebay::pure::h1::{
+    Framing, Limits, Method, Parse, Request, Response, append_chunk, parse_request, parse_response,
+};
 use forebay::pure::limit::{Accounts, Amount, Windows};
 use forebay::pure::plan::Plan;
 use forebay::pure::policy::{Policy, Verdict};
+use forebay::pure::relay::{End, Relay, Watch};
 use forebay::pure::sse::Scanner;
 use forebay::pure::tokens::{self, Vocabulary};
 use forebay::pure::units::{self, Rng, RouteId};
@@ -37,7 +40,7 @@ struct Case {
     make: fn() -> Box<dyn FnMut()>,
 }
 
-const CASES: [Case; 17] = [
+const CASES: [Case; 19] = [
     Case {
         name: "request-head",
         what: "head of openai-python's chat request",
@@ -61,6 +64,18 @@ const CASES: [Case; 17] = [
     },
     Case { name: "sse-cut", what: "the same chunk in two pieces", extra: 5000, make: sse_cut },
     Case { name: "sse-usage", what: "scan a usage event", extra: 2000, make: sse_usage },
+    Case {
+        name: "relay-chunk",
+        what: "pass on one 200-byte event of a stream, in a chunk",
+        extra: 5000,
+        make: relay_chunk,
+    },
+    Case {
+        name: "answer-small",
+        what: "pass on a plain answer of 400 bytes and see what it used",
+        extra: 2000,
+        make: answer_small,
+    },
     Case {
         name: "decision",
         what: "model, tenant, route and backend among 8, slot taken and given back",
@@ -285,6 +300,40 @@ fn sse_cut() -> Box<dyn FnMut()> {
 
 fn sse_usage() -> Box<dyn FnMut()> {
     scan([USAGE, b""])
+}
+
+/// As a shard does it for each read of a stream that has been running: the bytes come in a buffer
+/// that may be edited, and go out behind whatever waits there.
+fn relay_chunk() -> Box<dyn FnMut()> {
+    let watch = Watch::Stream(Box::default());
+    let mut relay = Relay::new(Framing::Chunked, Framing::Chunked, watch, false);
+    let (mut wire, mut out) = (Vec::new(), Vec::new());
+    append_chunk(&mut wire, CHUNK);
+    Box::new(move || {
+        out.clear();
+        let pushed = relay.push(black_box(&mut wire), &mut out);
+        assert!(pushed.is_ok_and(|(progress, used)| progress.content && used == wire.len()));
+        assert_eq!(out.len(), wire.len());
+    })
+}
+
+/// As a shard does it for a small answer: one read brings it whole, and its usage is booked.
+fn answer_small() -> Box<dyn FnMut()> {
+    let mut body = format!(
+        "{{\"id\":\"chatcmpl-00000000\",\"object\":\"chat.completion\",\"created\":1700000000,\"model\":\"bench\",\"choices\":[{{\"index\":0,\"message\":{{\"role\":\"assistant\",\"content\":\"{}\"}},\"finish_reason\":\"stop\"}}],\"usage\":{{\"prompt_tokens\":16,\"completion_tokens\":16,\"total_tokens\":32}}}}",
+        "x".repeat(150)
+    )
+    .into_bytes();
+    let length = Framing::Length(body.len() as u64);
+    let mut out = Vec::new();
+    Box::new(move || {
+        out.clear();
+        let mut relay = Relay::new(length, length, Watch::Plain(Box::default()), false);
+        let pushed = relay.push(black_box(&mut body), &mut out);
+        assert!(pushed.is_ok_and(|(progress, _)| progress.end == Some(End::Whole)));
+        let (seen, _) = black_box(relay).finish();
+        assert!(black_box(seen).usage.is_some_and(|usage| usage.total == Some(32)));
+    })
 }
 
 /// Six limits in force, each on requests and tokens: taken, told to the client, settled. As fast as
