@@ -11,6 +11,10 @@
 use crate::pure::json;
 
 /// What is left of a JSON text that lies in memory whole.
+///
+/// What is long or rare stands in functions of its own that take slices and give numbers: a cursor
+/// whose address nobody takes stays in registers.
+#[derive(Clone, Copy)]
 pub(crate) struct Cursor<'a> {
     pub rest: &'a [u8],
 }
@@ -24,9 +28,16 @@ pub(crate) struct Text<'a> {
 
 impl Text<'_> {
     /// Hands on the text itself; allocates only where it has escapes.
-    #[inline]
+    #[inline(always)]
     pub fn with<R>(self, then: impl FnOnce(&[u8]) -> R) -> R {
-        if self.escaped { then(&json::unescape(self.raw)) } else { then(self.raw) }
+        // One call of `then`, which may be large, for both.
+        let plain;
+        then(if self.escaped {
+            plain = json::unescape(self.raw);
+            &plain
+        } else {
+            self.raw
+        })
     }
 
     pub fn measure(self) -> (u64, u64) {
@@ -40,115 +51,171 @@ impl<'a> Cursor<'a> {
     }
 
     /// The next byte; zero, which no JSON text has between its tokens, at the end.
-    #[inline]
+    #[inline(always)]
     pub fn byte(&self) -> u8 {
         self.rest.first().copied().unwrap_or(0)
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn step(&mut self) {
         self.rest = self.rest.get(1..).unwrap_or_default();
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn space(&mut self) {
         // Engines write none, so this is one comparison.
-        while let Some((&byte, behind)) = self.rest.split_first()
-            && byte <= b' '
-            && matches!(byte, b' ' | b'\t' | b'\n' | b'\r')
-        {
-            self.rest = behind;
+        if self.byte() <= b' ' {
+            self.rest = behind_space(self.rest);
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn expect(&mut self, byte: u8) -> Option<()> {
         let (&first, behind) = self.rest.split_first()?;
         self.rest = behind;
         (first == byte).then_some(())
     }
 
-    /// Moves past what separates members or elements. `false`: the container ends here.
-    #[inline]
-    fn next(&mut self, fresh: bool, close: u8) -> Option<bool> {
+    /// Moves past what separates members or elements. `false`: the container ends here. White space
+    /// may follow.
+    #[inline(always)]
+    pub fn next(&mut self, fresh: bool, close: u8) -> Option<bool> {
         self.space();
-        let (&first, behind) = self.rest.split_first()?;
-        if first == close {
+        let (&byte, behind) = self.rest.split_first()?;
+        let comma = byte == b',' && !fresh;
+        if comma || byte == close {
             self.rest = behind;
-            return Some(false);
+            Some(comma)
+        } else {
+            fresh.then_some(true)
         }
-        if !fresh {
-            if first != b',' {
-                return None;
-            }
-            self.rest = behind;
+    }
+
+    /// Moves to the value of the member that stands here and gives its name.
+    #[inline(always)]
+    pub fn name(&mut self) -> Option<Text<'a>> {
+        if self.byte() != b'"' {
             self.space();
         }
-        Some(true)
+        self.expect(b'"')?;
+        let (len, escaped) = string_len(self.rest);
+        let (raw, behind) = self.rest.split_at_checked(len)?;
+        if let [_, b':', next, ..] = behind
+            && *next > b' '
+        {
+            self.rest = &behind[2..];
+        } else {
+            self.rest = behind.get(1..)?;
+            self.space();
+            self.expect(b':')?;
+            self.space();
+        }
+        Some(Text { raw, escaped })
     }
 
     /// Moves to the value of the next member of an object and gives its name, or moves past the end
     /// of the object. `fresh`: no member has been read yet.
     #[inline(always)]
     pub fn member(&mut self, fresh: bool) -> Option<Option<Text<'a>>> {
-        if !self.next(fresh, b'}')? {
-            return Some(None);
-        }
-        let name = self.string()?;
-        self.space();
-        self.expect(b':')?;
-        self.space();
-        Some(Some(name))
+        if self.next(fresh, b'}')? { self.name().map(Some) } else { Some(None) }
     }
 
     /// Moves to the next element of an array, or past the end of the array: `false`.
     #[inline]
     pub fn element(&mut self, fresh: bool) -> Option<bool> {
-        self.next(fresh, b']')
+        let more = self.next(fresh, b']')?;
+        self.space();
+        Some(more)
     }
 
     #[inline(always)]
     pub fn string(&mut self) -> Option<Text<'a>> {
         self.expect(b'"')?;
-        let mut len = quote_or_backslash(self.rest)?;
-        let mut escaped = false;
-        while self.rest.get(len) != Some(&b'"') {
-            escaped = true;
-            len += 2 + quote_or_backslash(self.rest.get(len + 2..)?)?;
-        }
-        let raw = self.rest.get(..len)?;
-        self.rest = self.rest.get(len + 1..)?;
+        let (len, escaped) = string_len(self.rest);
+        let (raw, behind) = self.rest.split_at_checked(len)?;
+        self.rest = behind.get(1..)?;
         Some(Text { raw, escaped })
     }
 
-    /// Moves past any value and gives it as written.
-    pub fn value(&mut self) -> Option<&'a [u8]> {
-        let from = self.rest;
-        match self.byte() {
-            b'"' => {
-                self.string()?;
-            }
-            b'{' | b'[' => self.brackets()?,
-            byte if starts_scalar(byte) => self.rest = &from[scalar_len(from)..],
-            _ => return None,
-        }
-        from.get(..from.len() - self.rest.len())
+    /// Moves past a string.
+    #[inline(always)]
+    pub fn skip_string(&mut self) -> Option<()> {
+        let len = string_len(self.rest.get(1..)?).0.checked_add(2)?;
+        self.rest = self.rest.get(len..)?;
+        Some(())
     }
 
-    /// Moves past a container.
-    fn brackets(&mut self) -> Option<()> {
-        let mut brackets = Brackets::default();
-        loop {
-            self.rest = self.rest.get(bracket_or_quote(self.rest)?..)?;
-            let byte = self.byte();
-            if byte == b'"' {
-                self.string()?;
-                continue;
-            }
-            self.step();
-            if brackets.turn(byte)? {
-                return Some(());
-            }
+    /// Moves past any value and gives it as written.
+    #[inline(always)]
+    pub fn value(&mut self) -> Option<&'a [u8]> {
+        let len = match self.byte() {
+            b'"' => string_len(self.rest.get(1..)?).0.checked_add(2)?,
+            b'{' | b'[' => brackets_len(self.rest)?,
+            byte if starts_scalar(byte) => scalar_len(self.rest),
+            _ => return None,
+        };
+        let (value, behind) = self.rest.split_at_checked(len)?;
+        self.rest = behind;
+        Some(value)
+    }
+}
+
+#[inline(never)]
+fn behind_space(bytes: &[u8]) -> &[u8] {
+    let mut rest = bytes;
+    while let [b' ' | b'\t' | b'\n' | b'\r', behind @ ..] = rest {
+        rest = behind;
+    }
+    rest
+}
+
+/// Length of the string whose opening quote stands right before, and whether it has escapes. Its
+/// closing quote stands behind it; the length is the greatest there is if none does.
+#[inline(always)]
+fn string_len(bytes: &[u8]) -> (usize, bool) {
+    // Names and most values are short.
+    if let Some(lanes) = bytes.first_chunk::<16>() {
+        let (low, high) = halves(lanes);
+        let hits = stops(low);
+        let len = if hits == 0 { 8 + first(stops(high)) } else { first(hits) };
+        if lanes.get(len) == Some(&b'"') {
+            return (len, false);
+        }
+        return long_string_len(bytes, len);
+    }
+    long_string_len(bytes, 0)
+}
+
+/// The same, from a place on before which neither a quote nor a backslash stands.
+#[inline(never)]
+fn long_string_len(bytes: &[u8], from: usize) -> (usize, bool) {
+    let (mut at, mut escaped) = (from, false);
+    while let Some(step) = bytes.get(at..).and_then(quote_or_backslash) {
+        at += step;
+        if bytes.get(at) == Some(&b'"') {
+            return (at, escaped);
+        }
+        escaped = true;
+        at += 2;
+    }
+    (usize::MAX, escaped)
+}
+
+/// Length of the container that starts here.
+#[inline(never)]
+fn brackets_len(bytes: &[u8]) -> Option<usize> {
+    let mut brackets = Brackets::default();
+    let mut cursor = Cursor::new(bytes);
+    loop {
+        cursor.rest = cursor.rest.get(bracket_or_quote(cursor.rest)?..)?;
+        let byte = cursor.byte();
+        if byte == b'"' {
+            cursor.string()?;
+            continue;
+        }
+        cursor.step();
+        if brackets.turn(byte)? {
+            return Some(bytes.len() - cursor.rest.len());
         }
     }
 }
@@ -190,10 +257,21 @@ pub(crate) const fn starts_scalar(byte: u8) -> bool {
 
 /// Length of a number or word: white space, a comma or a bracket ends it. What it is checked to be
 /// is up to its reader.
-#[inline]
+#[inline(always)]
 pub(crate) fn scalar_len(bytes: &[u8]) -> usize {
+    let mut rest = bytes;
+    while let Some((lanes, behind)) = rest.split_first_chunk::<8>() {
+        let word = u64::from_le_bytes(*lanes);
+        // `]` differs from `}` in one bit.
+        let folded = word | (ONES * 0x20);
+        let hits = same(word, b',') | same(folded, b'}') | below(word, b' ' + 1);
+        if hits != 0 {
+            return bytes.len() - rest.len() + first(hits);
+        }
+        rest = behind;
+    }
     let ends = |&byte: &u8| byte <= b' ' || matches!(byte, b',' | b']' | b'}');
-    bytes.iter().position(ends).unwrap_or(bytes.len())
+    bytes.len() - rest.len() + rest.iter().position(ends).unwrap_or(rest.len())
 }
 
 const ONES: u64 = 0x0101_0101_0101_0101;
@@ -206,50 +284,84 @@ const fn same(word: u64, byte: u8) -> u64 {
     zeros.wrapping_sub(ONES) & !zeros & HIGHS
 }
 
-/// Distance to the first quote or backslash. Strings in events are short, so eight bytes at a time
-/// beat a call into vector code.
-#[inline(always)]
+/// The same for bytes below `byte`, which is at most 128.
+const fn below(word: u64, byte: u8) -> u64 {
+    word.wrapping_sub(ONES * byte as u64) & !word & HIGHS
+}
+
+/// The byte whose high bit is the lowest of these.
+const fn first(hits: u64) -> usize {
+    hits.trailing_zeros() as usize / 8
+}
+
+const fn stops(word: u64) -> u64 {
+    same(word, b'"') | same(word, b'\\')
+}
+
+/// Two words of eight bytes each.
+const fn halves(lanes: &[u8; 16]) -> (u64, u64) {
+    let both = u128::from_le_bytes(*lanes);
+    // Each is one half of it.
+    (both as u64, (both >> 64) as u64)
+}
+
+/// Distance to the first quote or backslash. Most strings in answers are short or very long, so
+/// some words come before a call into vector code.
+#[inline]
 pub(crate) fn quote_or_backslash(bytes: &[u8]) -> Option<usize> {
-    const NEAR: usize = 64;
-    let (words, rest) = bytes.as_chunks::<8>();
+    const NEAR: usize = 32;
+    let (words, tail) = bytes.as_chunks::<8>();
     let mut at = 0;
     for lanes in words {
-        let word = u64::from_le_bytes(*lanes);
-        let hits = same(word, b'"') | same(word, b'\\');
+        let hits = stops(u64::from_le_bytes(*lanes));
         if hits != 0 {
-            return Some(at + hits.trailing_zeros() as usize / 8);
+            return Some(at + first(hits));
         }
         at += 8;
         if at == NEAR {
             return Some(at + memchr::memchr2(b'"', b'\\', bytes.get(at..)?)?);
         }
     }
-    Some(at + rest.iter().position(|&byte| byte == b'"' || byte == b'\\')?)
+    Some(at + tail.iter().position(|&byte| byte == b'"' || byte == b'\\')?)
 }
 
-/// Length of the text up to the first quote that no backslash stands before, and whether it has
-/// escapes. `None` if there is none, or a control character, as a line end, comes before it.
-#[inline]
-pub(crate) fn text_len(bytes: &[u8]) -> Option<(usize, bool)> {
-    let mut escaped = false;
+/// The text that ends at the first quote that no backslash stands before.
+pub(crate) struct Line {
+    pub len: usize,
+    pub escaped: bool,
+    /// Some byte of it may not be ASCII.
+    pub wide: bool,
+}
+
+/// `None` if no quote ends the text, or a control character, as a line end, comes before it.
+#[inline(always)]
+pub(crate) fn line(bytes: &[u8]) -> Option<Line> {
+    let (mut escaped, mut wide) = (false, 0);
     let mut rest = bytes;
     loop {
         let step = match rest.split_first_chunk::<8>() {
             Some((lanes, behind)) => {
                 let word = u64::from_le_bytes(*lanes);
-                let controls = word.wrapping_sub(ONES * 0x20) & !word & HIGHS;
-                let hits = same(word, b'"') | same(word, b'\\') | controls;
+                let hits = stops(word) | below(word, b' ');
+                // Up to seven bytes behind the text are looked at as well.
+                wide |= word;
                 if hits == 0 {
                     rest = behind;
                     continue;
                 }
-                hits.trailing_zeros() as usize / 8
+                first(hits)
             }
-            None => rest.iter().position(|&byte| byte < b' ' || matches!(byte, b'"' | b'\\'))?,
+            None => {
+                wide = HIGHS;
+                rest.iter().position(|&byte| byte < b' ' || matches!(byte, b'"' | b'\\'))?
+            }
         };
         rest = &rest[step..];
         match rest {
-            [b'"', ..] => return Some((bytes.len() - rest.len(), escaped)),
+            [b'"', ..] => {
+                let len = bytes.len() - rest.len();
+                return Some(Line { len, escaped, wide: wide & HIGHS != 0 });
+            }
             [b'\\', second, behind @ ..] if *second >= b' ' => {
                 escaped = true;
                 rest = behind;
@@ -268,12 +380,20 @@ pub(crate) fn bracket_or_quote(bytes: &[u8]) -> Option<usize> {
         let folded = word | (ONES * 0x20);
         let hits = same(folded, b'{') | same(folded, b'}') | same(word, b'"');
         if hits != 0 {
-            return Some(at + hits.trailing_zeros() as usize / 8);
+            return Some(at + first(hits));
         }
         at += 8;
     }
     let rest = bytes.get(at..).unwrap_or_default();
     rest.iter().position(|byte| matches!(byte, b'{' | b'}' | b'[' | b']' | b'"')).map(|n| at + n)
+}
+
+fn is_ascii(bytes: &[u8]) -> bool {
+    let Some(last) = bytes.last_chunk::<8>() else { return bytes.is_ascii() };
+    let (words, _) = bytes.as_chunks::<8>();
+    let all =
+        words.iter().fold(u64::from_le_bytes(*last), |all, lanes| all | u64::from_le_bytes(*lanes));
+    all & HIGHS == 0
 }
 
 /// UTF-8 characters: bytes that do not continue one.
@@ -292,7 +412,8 @@ fn chars(bytes: &[u8]) -> u64 {
 #[inline]
 pub(crate) fn measure(raw: &[u8], escaped: bool) -> (u64, u64) {
     if !escaped {
-        return (raw.len() as u64, chars(raw));
+        let bytes = raw.len() as u64;
+        return (bytes, if is_ascii(raw) { bytes } else { chars(raw) });
     }
     let mut measure = Measure::default();
     measure.push(raw);

@@ -59,20 +59,22 @@ pub enum Broken {
 }
 
 /// An answer under way.
+///
+/// Of thousands of streams each is cold when its next chunk comes, so what every chunk touches lies
+/// in the first hundred bytes, and what only hiding needs behind it.
 #[derive(Debug)]
+#[repr(C)]
 pub struct Relay {
     decoder: Decoder,
+    watch: Watch,
     /// How the client is told where the body ends.
     framing: Framing,
-    watch: Watch,
     /// Undoes the coding of a backend that compresses although it was asked not to.
     inflate: Option<Box<MultiGzDecoder<Vec<u8>>>>,
     /// Bytes of the coding have come.
     coded: bool,
     /// The client did not ask for the usage event that we asked for.
     hide: bool,
-    /// The beginning of an event that may have to be hidden.
-    held: Vec<u8>,
     /// An event too long to hold is being passed on as it comes.
     long: bool,
     /// The event before this push was hidden: an LF that still belongs to it is, too.
@@ -81,6 +83,8 @@ pub struct Relay {
     open: bool,
     /// The last event has been passed on.
     last: bool,
+    /// The beginning of an event that may have to be hidden.
+    held: Vec<u8>,
     /// Visible bytes of one push, where they are not simply all of it.
     shown: Vec<u8>,
     /// Events that ended in one push: where, and whether they are to be hidden.
@@ -228,7 +232,7 @@ impl Relay {
                     error: tally.error,
                 }
             }
-            Watch::Plain(scanner) => {
+            Watch::Plain(mut scanner) => {
                 let plain = scanner.finish();
                 Seen {
                     usage: plain.usage,

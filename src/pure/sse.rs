@@ -75,10 +75,10 @@ pub struct Event {
 }
 
 /// What a stream has shown up to now. Events behind the last one are not counted.
+// What each event changes comes first, in one cache line: see `Scanner`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
 pub struct Tally {
-    /// The latest running totals; see [`Usage::absorb`].
-    pub usage: Option<Usage>,
     /// Events of kind [`Kind::Content`].
     pub content_events: u64,
     /// Generated text of the whole stream.
@@ -89,6 +89,8 @@ pub struct Tally {
     /// Some event had kind [`Kind::Error`].
     pub error: bool,
     done: bool,
+    /// The latest running totals; see [`Usage::absorb`].
+    pub usage: Option<Usage>,
     /// Choices by index modulo 128, and those that gave a reason for their end.
     seen: u128,
     finished: u128,
@@ -156,9 +158,10 @@ impl Tally {
 impl Text {
     #[inline]
     fn add(&mut self, event: &Event) {
-        self.tokens = self.tokens.saturating_add(u64::from(event.tokens));
-        self.bytes = self.bytes.saturating_add(u64::from(event.text_bytes));
-        self.chars = self.chars.saturating_add(u64::from(event.text_chars));
+        // No stream has the 2^32 events that a sum would need to overflow.
+        self.tokens += u64::from(event.tokens);
+        self.bytes += u64::from(event.text_bytes);
+        self.chars += u64::from(event.text_chars);
     }
 }
 
@@ -166,24 +169,31 @@ impl Text {
 ///
 /// Memory: the bytes of an event that is not complete, at most [`HELD_BYTES_MAX`]; nothing is
 /// allocated while events arrive whole. Cost: about two passes over the bytes of an event.
+///
+/// Of thousands of streams each is cold when its next event comes, so what such an event touches
+/// lies in the first two cache lines: how to read it in one, the sums in the other.
 #[derive(Clone, Debug, Default)]
+#[repr(C, align(64))]
 pub struct Scanner {
-    lines: Lines,
+    shape: Shape,
     /// Bytes of the open event that came in earlier pushes, held or not.
     before: u64,
-    /// Those bytes, unless the event is long.
+    /// Bytes at the start of the last push that belong to the event before it.
+    tail: usize,
+    lines: Lines,
+    tally: Tally,
+    /// An event has ended, so no byte order mark can follow.
+    begun: bool,
+    /// The bytes of the open event, unless it is long.
     held: Vec<u8>,
     /// Reads the open event once it is long.
     long: Option<Box<Long>>,
     /// The text of an event with several `data` lines.
     joined: Vec<u8>,
-    shape: Shape,
-    /// Bytes at the start of the last push that belong to the event before it.
-    tail: usize,
-    /// An event has ended, so no byte order mark can follow.
-    begun: bool,
-    tally: Tally,
 }
+
+// As the doc says.
+const _: () = assert!(std::mem::offset_of!(Scanner, tally) == 64);
 
 /// Where in an event the next byte falls.
 #[derive(Clone, Copy, Debug, Default)]
@@ -230,26 +240,21 @@ impl Scanner {
             }
         }
         while at < bytes.len() {
+            // Two calls of `on_event`, because most of what the first has to tell is known.
             if self.before == 0
-                && let Some((event, end)) = self.whole_event(&bytes[from..], from)
+                && let Some(event) = self.same_event(&bytes[from..], from)
             {
+                (from, at) = (event.end, event.end);
                 on_event(event);
-                (from, at) = (end, end);
                 continue;
             }
-            let Some(end) = self.lines.event_end(bytes, at) else {
-                break;
-            };
-            let read = self.read_event(&bytes[from..end]);
-            let event = self.judge(&read, from, end);
-            let block = if self.before == 0 { &bytes[from..end] } else { &self.held };
-            self.shape.learn(block, &event, &read);
-            self.next_event();
+            let Some(event) = self.new_event(bytes, from, at) else { break };
+            (from, at) = (event.end, event.end);
             on_event(event);
-            from = end;
-            at = end;
         }
-        self.hold(&bytes[from..]);
+        if from < bytes.len() {
+            self.hold(&bytes[from..]);
+        }
     }
 
     /// The stream has ended: reports an event that lacks its blank line, with `end` 0. The scanner
@@ -289,35 +294,59 @@ impl Scanner {
         &self.tally
     }
 
-    /// Reads the event that `bytes`, which lie at `from` in this push, start with, if it is whole and
-    /// of a simple form. Gives it and the offset of its end.
-    fn whole_event(&mut self, bytes: &[u8], from: usize) -> Option<(Event, usize)> {
-        let known = if self.tally.done { None } else { self.shape.fit(bytes) };
-        let (event, end) = if let Some((text, end)) = known {
-            let event = Event {
-                // Slices are shorter than 2^63 bytes.
-                start: from as i64,
-                end: from + end,
-                kind: Kind::Content,
-                usage: None,
-                text_bytes: u32::try_from(text.0).unwrap_or(u32::MAX),
-                text_chars: u32::try_from(text.1).unwrap_or(u32::MAX),
-                tokens: 1,
-                last: false,
-            };
-            self.tally.count(&event);
-            (event, end)
-        } else {
-            let (data, end) = simple_event(bytes)?;
-            let mut read = read_data(b"", data);
-            read.data_at = DATA.len();
-            let event = self.judge(&read, from, from + end);
-            self.shape.learn(&bytes[..end], &event, &read);
-            (event, end)
+    /// Takes the event that `bytes`, which lie at `from` in this push, start with, if it is the last
+    /// one with another text.
+    #[inline(always)]
+    fn same_event(&mut self, bytes: &[u8], from: usize) -> Option<Event> {
+        if self.tally.done {
+            return None;
+        }
+        // A shape is of an event that has ended, so there is no byte order mark to look for.
+        let ((text_bytes, text_chars), len) = self.shape.fit(bytes)?;
+        let event = Event {
+            // Slices are shorter than 2^63 bytes.
+            start: from as i64,
+            end: from + len,
+            kind: Kind::Content,
+            usage: None,
+            text_bytes: u32::try_from(text_bytes).unwrap_or(u32::MAX),
+            text_chars: u32::try_from(text_chars).unwrap_or(u32::MAX),
+            tokens: 1,
+            last: false,
         };
+        self.tally.count(&event);
+        Some(event)
+    }
+
+    /// Takes any other event of this push that begins at `from`, or in an earlier one, and whose lines
+    /// are known up to `at`, if its end has come.
+    #[inline(never)]
+    fn new_event(&mut self, bytes: &[u8], from: usize, at: usize) -> Option<Event> {
+        if self.before == 0
+            && let Some(event) = self.whole_event(&bytes[from..], from)
+        {
+            return Some(event);
+        }
+        let end = self.lines.event_end(bytes, at)?;
+        let read = self.read_event(&bytes[from..end]);
+        let event = self.judge(&read, from, end);
+        let block = if self.before == 0 { &bytes[from..end] } else { &self.held };
+        self.shape.learn(block, &event, &read);
+        self.next_event();
+        Some(event)
+    }
+
+    /// Reads the event that `bytes`, which lie at `from` in this push, start with, if it is whole and
+    /// of a simple form.
+    fn whole_event(&mut self, bytes: &[u8], from: usize) -> Option<Event> {
+        let (data, len) = simple_event(bytes)?;
+        let mut read = read_data(b"", data);
+        read.data_at = DATA.len();
+        let event = self.judge(&read, from, from + len);
+        self.shape.learn(&bytes[..len], &event, &read);
         self.begun = true;
         self.lines.bom = BOM.len();
-        Some((event, from + end))
+        Some(event)
     }
 
     /// Reads the open event, of which `part` is the last piece.
@@ -497,21 +526,24 @@ struct Shape {
 impl Shape {
     /// Bytes and characters of the text, and the event's length, if `bytes` start with an event of
     /// this shape that has some text.
-    #[inline]
+    #[inline(always)]
     fn fit(&self, bytes: &[u8]) -> Option<((u64, u64), usize)> {
         let (head, tail) = self.frame.split_at_checked(self.text_at)?;
         if tail.is_empty() {
             return None;
         }
         let rest = bytes.strip_prefix(head)?;
-        let (len, escaped) = peek::text_len(rest)?;
-        let (text, rest) = rest.split_at_checked(len)?;
-        let end = head.len() + len + tail.len();
+        let line = peek::line(rest)?;
+        let (text, rest) = rest.split_at_checked(line.len)?;
         if text.is_empty() || !rest.starts_with(tail) {
             return None;
         }
-        let measure = peek::measure(text, escaped);
-        (measure.0 > 0).then_some((measure, end))
+        let measure = if line.escaped || line.wide {
+            peek::measure(text, line.escaped)
+        } else {
+            (text.len() as u64, text.len() as u64)
+        };
+        (measure.0 > 0).then_some((measure, head.len() + text.len() + tail.len()))
     }
 
     /// Remembers an event if it is of the kind that comes again.
@@ -607,13 +639,14 @@ fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
 }
 
 fn read_data(name: &[u8], data: &[u8]) -> Read {
-    Read {
+    let mut read = Read {
         fields: true,
         name: Type::named(name),
         done: data.trim_ascii() == Done::WORD,
-        data_at: 0,
-        gist: usage::read(data).unwrap_or_default(),
-    }
+        ..Read::default()
+    };
+    usage::read(data, &mut read.gist);
+    read
 }
 
 /// Reads an event too long to hold, as it arrives.

@@ -251,12 +251,47 @@ fn both_readers_find_the_same() {
         scanner.push(&document[..at]);
         scanner.push(&document[at..]);
         // Only the quick reader says where the text lies.
-        let quick = read(&document).map(|gist| Gist { text_span: Span::default(), ..gist });
+        let mut gist = Gist::default();
+        let quick =
+            read(&document, &mut gist).map(|()| Gist { text_span: Span::default(), ..gist });
         let text = String::from_utf8_lossy(&document);
         assert_eq!(scanner.gist(), quick, "round {round}: {text}");
         valid += u32::from(quick.is_some());
     }
     assert!((4_000..8_000).contains(&valid), "{valid}");
+}
+
+#[test]
+fn a_usage_object_is_the_same_whether_it_is_read_in_place_or_kept() {
+    let deep = |depth: usize| {
+        let (open, close) = ("[".repeat(depth), "]".repeat(depth));
+        format!(r#"{{"prompt_tokens":4,"x":{open}1{close},"total_tokens":5}}"#)
+    };
+    let long = |len| format!(r#"{{"total_tokens":5,"x":"{}"}}"#, "y".repeat(len));
+    let mut objects: Vec<String> = (120..132).map(deep).collect();
+    objects.extend((KEPT_BYTES_MAX - 40..KEPT_BYTES_MAX).map(long));
+    for value in
+        ["1", "999999999", "1000000000", "1000000001", "01", "1 ", "1x", "1\"", "1{}", "1]"]
+    {
+        for name in ["prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens", "x"] {
+            for tail in ["", ",\"total_tokens\":7", ",", " , \"output_tokens\":3"] {
+                objects.push(format!(r#"{{"{name}":{value}{tail}}}"#));
+                objects.push(format!(r#"{{"completion_tokens":2,"{name}":{value}{tail}}}"#));
+                objects.push(format!(r#"{{"prompt_tokens_details":{{"{name}":{value}}}{tail}}}"#));
+            }
+        }
+    }
+    for object in objects {
+        for (before, behind) in [("{", "}"), (r#"{"choices":[{"index":0,"#, r#"}],"error":"x"}"#)] {
+            let document = format!(r#"{before}"usage":{object}{behind}"#).into_bytes();
+            let mut gist = Gist::default();
+            let quick = read(&document, &mut gist).map(|()| gist);
+            // What comes in pieces is kept.
+            let mut scanner = PlainScanner::new();
+            document.chunks(document.len() - 1).for_each(|piece| scanner.push(piece));
+            assert_eq!(scanner.gist(), quick, "{}", String::from_utf8_lossy(&document));
+        }
+    }
 }
 
 #[test]
