@@ -40,7 +40,7 @@ struct Case {
     make: fn() -> Box<dyn FnMut()>,
 }
 
-const CASES: [Case; 19] = [
+const CASES: [Case; 20] = [
     Case {
         name: "request-head",
         what: "head of openai-python's chat request",
@@ -48,6 +48,12 @@ const CASES: [Case; 19] = [
         make: request_head,
     },
     Case { name: "response-head", what: "head of a vLLM stream", extra: 2000, make: response_head },
+    Case {
+        name: "body-small",
+        what: "inspect a chat body of 294 bytes and estimate its prompt",
+        extra: 2000,
+        make: body_small,
+    },
     Case {
         name: "body-1k",
         what: "inspect a 1 KiB chat body and splice include_usage",
@@ -240,6 +246,22 @@ fn response_head() -> Box<dyn FnMut()> {
         response.clear();
         let parsed = parse_response(black_box(HEAD), &limits, Method::Post, &mut response);
         assert_eq!(black_box(parsed), Ok(Parse::Complete));
+    })
+}
+
+/// What a shard does to a short question that it sends on as it came.
+fn body_small() -> Box<dyn FnMut()> {
+    const BODY: &[u8] = br#"{"model":"bench","user":"00000000","max_tokens":16,"temperature":0.7,"messages":[{"role":"system","content":"You are a helpful assistant."},{"role":"user","content":"3,14,159,2653,58979,323846,2643383,27950288,41971693,99375105 The forebay is the still water before the turbines.\nIt waits."}]}"#;
+    Box::new(move || {
+        let body = black_box(BODY);
+        let mut inspector = Inspector::new(BodyKind::Chat);
+        assert!(inspector.feed(body).is_ok());
+        let Ok(inspected) = inspector.finish(body) else { panic!("the body is right") };
+        assert!(inspected.require_model().is_ok());
+        assert_eq!(black_box(inspected.model_str(body)).as_deref(), Some("bench"));
+        assert!(tokens::prompt(inspected.parts.iter().map(|part| part.span.of(body))).0 > 50);
+        let edit = Edit { model: None, ask_usage: false };
+        assert!(black_box(splices(&inspected, body, &edit)).is_empty());
     })
 }
 
