@@ -204,17 +204,10 @@ pub struct Walker {
     fault: Option<Fault>,
 }
 
-/// What may come next.
+/// What comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    Value,
-    ValueOrEnd,
-    Key,
-    KeyOrEnd,
-    Colon,
-    CommaOrEnd,
-    /// White space only.
-    Nothing,
+    Token(Token),
     InString,
     InEscape,
     /// So many hexadecimal digits of an escape are still to come.
@@ -222,6 +215,18 @@ enum Next {
     InNumber(Number),
     /// So many bytes of the word have come.
     InWord(Word, u8),
+}
+
+/// Which token may come next. White space always may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Token {
+    Value,
+    ValueOrEnd,
+    Key,
+    KeyOrEnd,
+    Colon,
+    CommaOrEnd,
+    Nothing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -264,7 +269,7 @@ impl Word {
 impl Default for Walker {
     fn default() -> Walker {
         Walker {
-            next: Next::Value,
+            next: Next::Token(Token::Value),
             base: 0,
             depth: 0,
             objects: [0; DEPTH_MAX / 64],
@@ -290,7 +295,7 @@ impl Walker {
     /// that is cut or escaped.
     pub fn push<W: Watch>(&mut self, bytes: &[u8], watch: &mut W) -> Result<(), Fault> {
         const { assert!(W::DEPTH <= WATCH_DEPTH_MAX) };
-        if self.fault.is_none() {
+        if self.fault.is_none() && !bytes.is_empty() {
             match self.utf8.push(bytes, self.base) {
                 Ok(()) => self.walk(bytes, watch).unwrap_or_default(),
                 Err(fault) => self.fault = Some(fault),
@@ -308,10 +313,10 @@ impl Walker {
             && self.fault.is_none()
         {
             self.end(Kind::Number, self.token, self.base, watch);
-            self.next = Next::Nothing;
+            self.next = Next::Token(Token::Nothing);
         }
-        if self.fault.is_none() && self.next != Next::Nothing {
-            let nothing_came = self.next == Next::Value && self.depth == 0;
+        if self.fault.is_none() && self.next != Next::Token(Token::Nothing) {
+            let nothing_came = self.next == Next::Token(Token::Value) && self.depth == 0;
             let cause = if nothing_came { Cause::Empty } else { Cause::Cut };
             self.fault = Some(Fault { at: self.base, cause });
         }
@@ -323,23 +328,22 @@ impl Walker {
     // `next` says how to go on, or `fault` is set.
 
     fn walk<W: Watch>(&mut self, bytes: &[u8], watch: &mut W) -> Option<()> {
-        let mut i = self.resume(bytes, watch)?;
-        let mut next = self.next;
+        let (mut i, mut next) = self.resume(bytes, watch)?;
         let mut object = self.in_object();
         loop {
             let Some(&byte) = bytes.get(i) else {
-                self.next = next;
+                self.next = Next::Token(next);
                 return None;
             };
-            if matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
+            if byte <= b' ' && matches!(byte, b' ' | b'\n' | b'\r' | b'\t') {
                 i += 1;
                 continue;
             }
             match next {
-                Next::CommaOrEnd => match byte {
+                Token::CommaOrEnd => match byte {
                     b',' => {
                         i += 1;
-                        next = if object { Next::Key } else { Next::Value };
+                        next = if object { Token::Key } else { Token::Value };
                     }
                     b'}' if object => {
                         (i, next) = self.close(Kind::Object, i, watch);
@@ -351,41 +355,57 @@ impl Walker {
                     }
                     _ => return self.fail(i, Cause::Unexpected),
                 },
-                Next::Key | Next::KeyOrEnd => match byte {
+                Token::Key | Token::KeyOrEnd => match byte {
                     b'"' => {
-                        self.string_begin(i, true);
-                        i = self.string(bytes, i + 1, i + 1, watch)?;
-                        next = Next::Colon;
+                        let quote = plain_end(bytes, i + 1);
+                        i = if bytes.get(quote) == Some(&b'"') {
+                            if self.depth <= W::DEPTH {
+                                let name = bytes.get(i + 1..quote).unwrap_or_default();
+                                let name = (name.len() <= KEY_BYTES_MAX).then_some(name);
+                                watch.key(self.depth, name, self.span(i, quote + 1));
+                            }
+                            quote + 1
+                        } else {
+                            self.string_begin(i, true);
+                            self.string(bytes, i + 1, quote, watch)?
+                        };
+                        next = Token::Colon;
                         if bytes.get(i) == Some(&b':') {
                             i += 1;
-                            next = Next::Value;
+                            next = Token::Value;
                         }
                     }
-                    b'}' if next == Next::KeyOrEnd => {
+                    b'}' if next == Token::KeyOrEnd => {
                         (i, next) = self.close(Kind::Object, i, watch);
                         object = self.in_object();
                     }
                     _ => return self.fail(i, Cause::Unexpected),
                 },
-                Next::Colon => {
+                Token::Colon => {
                     if byte != b':' {
                         return self.fail(i, Cause::Unexpected);
                     }
                     i += 1;
-                    next = Next::Value;
+                    next = Token::Value;
                 }
-                Next::Value | Next::ValueOrEnd => match byte {
+                Token::Value | Token::ValueOrEnd => match byte {
                     b'"' => {
                         self.begin(Kind::String, i, watch);
-                        self.string_begin(i, false);
-                        i = self.string(bytes, i + 1, i + 1, watch)?;
+                        let quote = plain_end(bytes, i + 1);
+                        i = if bytes.get(quote) == Some(&b'"') {
+                            self.text(self.span(i, quote + 1), watch);
+                            quote + 1
+                        } else {
+                            self.string_begin(i, false);
+                            self.string(bytes, i + 1, quote, watch)?
+                        };
                         (i, next) = self.behind_value(bytes, i, object);
                     }
                     b'{' | b'[' => {
                         object = byte == b'{';
                         self.open(object, i, watch)?;
                         i += 1;
-                        next = if object { Next::KeyOrEnd } else { Next::ValueOrEnd };
+                        next = if object { Token::KeyOrEnd } else { Token::ValueOrEnd };
                     }
                     b'-' | b'0'..=b'9' => {
                         self.begin(Kind::Number, i, watch);
@@ -393,7 +413,7 @@ impl Walker {
                         i = self.number_begin(bytes, i, byte, watch)?;
                         (i, next) = self.behind_value(bytes, i, object);
                     }
-                    b']' if next == Next::ValueOrEnd => {
+                    b']' if next == Token::ValueOrEnd => {
                         (i, next) = self.close(Kind::Array, i, watch);
                         object = self.in_object();
                     }
@@ -402,16 +422,13 @@ impl Walker {
                         (i, next) = self.behind_value(bytes, i, object);
                     }
                 },
-                _ => return self.fail(i, Cause::Trailing),
+                Token::Nothing => return self.fail(i, Cause::Trailing),
             }
         }
     }
 
-    /// Finishes the token that the last push cut.
-    fn resume<W: Watch>(&mut self, bytes: &[u8], watch: &mut W) -> Option<usize> {
-        if bytes.is_empty() {
-            return None;
-        }
+    /// Finishes the token that the last push cut, and says which may follow.
+    fn resume<W: Watch>(&mut self, bytes: &[u8], watch: &mut W) -> Option<(usize, Token)> {
         let i = match self.next {
             Next::InString => self.string(bytes, 0, 0, watch),
             Next::InEscape => {
@@ -428,11 +445,10 @@ impl Walker {
             }
             Next::InNumber(number) => self.number(bytes, 0, number, watch),
             Next::InWord(word, had) => self.word(bytes, 0, word, had, watch),
-            _ => return Some(0),
+            Next::Token(token) => return Some((0, token)),
         }?;
         let named = self.naming && !matches!(self.next, Next::InNumber(_) | Next::InWord(..));
-        self.next = if named { Next::Colon } else { self.after_value() };
-        Some(i)
+        Some((i, if named { Token::Colon } else { self.after_value() }))
     }
 
     fn word_begin<W: Watch>(
@@ -469,7 +485,7 @@ impl Walker {
     }
 
     /// Some container of this kind is open.
-    fn close<W: Watch>(&mut self, kind: Kind, i: usize, watch: &mut W) -> (usize, Next) {
+    fn close<W: Watch>(&mut self, kind: Kind, i: usize, watch: &mut W) -> (usize, Token) {
         self.depth -= 1;
         if self.depth <= W::DEPTH {
             self.end(kind, self.starts[self.depth], self.base + i + 1, watch);
@@ -496,16 +512,16 @@ impl Walker {
 
     /// Takes the comma that in compact JSON follows at once: a turn of the loop less, which on lists
     /// of numbers is a third of the time.
-    fn behind_value(&self, bytes: &[u8], i: usize, object: bool) -> (usize, Next) {
+    fn behind_value(&self, bytes: &[u8], i: usize, object: bool) -> (usize, Token) {
         match (self.after_value(), bytes.get(i)) {
-            (Next::CommaOrEnd, Some(b',')) if object => (i + 1, Next::Key),
-            (Next::CommaOrEnd, Some(b',')) => (i + 1, Next::Value),
+            (Token::CommaOrEnd, Some(b',')) if object => (i + 1, Token::Key),
+            (Token::CommaOrEnd, Some(b',')) => (i + 1, Token::Value),
             (next, _) => (i, next),
         }
     }
 
-    const fn after_value(&self) -> Next {
-        if self.depth == 0 { Next::Nothing } else { Next::CommaOrEnd }
+    const fn after_value(&self) -> Token {
+        if self.depth == 0 { Token::Nothing } else { Token::CommaOrEnd }
     }
 
     fn string_begin(&mut self, i: usize, naming: bool) {
@@ -515,7 +531,22 @@ impl Walker {
         self.name.clear();
     }
 
-    /// Reads on in a string from `i`; what this push has of it begins at `from`.
+    const fn span(&self, from: usize, to: usize) -> Span {
+        Span { start: self.base + from, end: self.base + to }
+    }
+
+    /// A string value is complete.
+    #[inline]
+    fn text<W: Watch>(&self, span: Span, watch: &mut W) {
+        if W::TEXT {
+            watch.text(span);
+        }
+        self.end(Kind::String, span.start, span.end, watch);
+    }
+
+    /// Reads on in a string from `i`; what this push has of it begins at `from`. The way of strings
+    /// that are long, escaped or cut.
+    #[inline(never)]
     fn string<W: Watch>(
         &mut self,
         bytes: &[u8],
@@ -523,29 +554,14 @@ impl Walker {
         i: usize,
         watch: &mut W,
     ) -> Option<usize> {
-        let mut i = i;
-        // Short strings end here; a vector step would cost them more than it saves.
-        for _ in 0..2 {
-            let Some(word) = bytes.get(i..).and_then(|rest| rest.first_chunk()) else { break };
-            let hits = specials(u64::from_le_bytes(*word));
-            i += hits.trailing_zeros() as usize / 8;
-            if hits != 0 {
-                break;
-            }
-        }
-        if bytes.get(i) != Some(&b'"') {
-            i = self.string_end(bytes, from, i)?;
-        }
+        let i = self.string_end(bytes, from, i)?;
         let span = Span { start: self.token, end: self.base + i + 1 };
         if self.naming {
             if self.depth <= W::DEPTH {
                 self.report_name(bytes.get(from..i).unwrap_or_default(), span, watch);
             }
         } else {
-            if W::TEXT {
-                watch.text(span);
-            }
-            self.end(Kind::String, span.start, span.end, watch);
+            self.text(span, watch);
         }
         Some(i + 1)
     }
@@ -577,15 +593,16 @@ impl Walker {
             }
             i += step;
         }
-        while let Some(&byte) = bytes.get(i) {
-            match byte {
-                b'"' => return Some(i),
-                b'\\' => i += self.escape_len(bytes, from, i)?,
-                0..0x20 => return self.fail(i, Cause::Control),
-                _ => i += 1,
+        loop {
+            i = plain_end(bytes, i);
+            match bytes.get(i) {
+                Some(b'"') => return Some(i),
+                Some(b'\\') => i += self.escape_len(bytes, from, i)?,
+                Some(0..0x20) => return self.fail(i, Cause::Control),
+                Some(_) => i += 1,
+                None => return self.cut_string(bytes, from, Next::InString),
             }
         }
-        self.cut_string(bytes, from, Next::InString)
     }
 
     /// Length of the escape whose backslash stands at `i`.
@@ -657,20 +674,20 @@ impl Walker {
         byte: u8,
         watch: &mut W,
     ) -> Option<usize> {
-        let number = match byte {
-            b'-' => Number::Minus,
-            b'0' => Number::Zero,
-            _ => {
-                // Prompts of token ids are long lists of these.
-                let behind = skip_digits(bytes, i + 1);
-                if let Some(b',' | b']' | b'}') = bytes.get(behind) {
-                    self.end(Kind::Number, self.token, self.base + behind, watch);
-                    return Some(behind);
-                }
-                return self.number(bytes, behind, Number::Whole, watch);
-            }
+        let (mut i, mut number) = match byte {
+            b'-' => return self.number(bytes, i + 1, Number::Minus, watch),
+            b'0' => (i + 1, Number::Zero),
+            // Prompts of token ids are long lists of these.
+            _ => (skip_digits(bytes, i + 1), Number::Whole),
         };
-        self.number(bytes, i + 1, number, watch)
+        if let Some([b'.', b'0'..=b'9']) = bytes.get(i..i + 2) {
+            (i, number) = (skip_digits(bytes, i + 2), Number::Fraction);
+        }
+        if let Some(b',' | b']' | b'}') = bytes.get(i) {
+            self.end(Kind::Number, self.token, self.base + i, watch);
+            return Some(i);
+        }
+        self.number(bytes, i, number, watch)
     }
 
     fn number<W: Watch>(
@@ -776,17 +793,47 @@ static HEX: [bool; 256] = {
     table
 };
 
+/// Index of the first special byte of a string at or after `i`, if it is near: short strings end
+/// there, and a vector step would cost them more than it saves. Otherwise of some byte that no
+/// special one comes before.
+#[inline(always)]
+fn plain_end(bytes: &[u8], i: usize) -> usize {
+    let Some(lanes) = bytes.get(i..).and_then(|rest| rest.first_chunk::<NEAR>()) else {
+        return plain_end_slowly(bytes, i);
+    };
+    for (at, word) in (i..).step_by(8).zip(lanes.as_chunks().0) {
+        let hits = specials(u64::from_le_bytes(*word));
+        if hits != 0 {
+            return at + hits.trailing_zeros() as usize / 8;
+        }
+    }
+    i + NEAR
+}
+
+const NEAR: usize = 32;
+
+/// [`plain_end`] near the end of a push.
+fn plain_end_slowly(bytes: &[u8], i: usize) -> usize {
+    let mut i = i;
+    while let Some(word) = bytes.get(i..).and_then(|rest| rest.first_chunk()) {
+        let hits = specials(u64::from_le_bytes(*word));
+        if hits != 0 {
+            return i + hits.trailing_zeros() as usize / 8;
+        }
+        i += 8;
+    }
+    i
+}
+
 /// Sets the top bit of every byte that is not plain text of a string: a quote, a backslash or a
 /// control character. A borrow can set it wrongly in a byte above a special one, never below, so
 /// the lowest is right (Mycroft's test for zero bytes).
 const fn specials(word: u64) -> u64 {
     const ONES: u64 = u64::from_le_bytes([1; 8]);
-    let quote = word ^ (ONES * b'"' as u64);
+    // One bit turned, the quote follows the control characters, and those stay among themselves.
+    let turned = word ^ (ONES * 0x02);
     let backslash = word ^ (ONES * b'\\' as u64);
-    (quote.wrapping_sub(ONES) & !quote
-        | backslash.wrapping_sub(ONES) & !backslash
-        | word.wrapping_sub(ONES * 0x20) & !word)
-        & (ONES << 7)
+    (turned.wrapping_sub(ONES * 0x21) | backslash.wrapping_sub(ONES)) & !word & (ONES << 7)
 }
 
 /// One bit for each byte, set for the special ones. The loop becomes vector code, and the
@@ -865,8 +912,14 @@ struct Utf8 {
 }
 
 impl Utf8 {
+    /// Up to this length a look whether it is all ASCII costs less than the start of a check.
+    const SHORT: usize = 1 << 10;
+
     /// `base` is the offset of `bytes[0]`, for the fault.
     fn push(&mut self, bytes: &[u8], base: usize) -> Result<(), Fault> {
+        if self.len == 0 && bytes.len() <= Utf8::SHORT && is_ascii(bytes) {
+            return Ok(());
+        }
         let mut rest = bytes;
         if self.len > 0 {
             let need = sequence_len(self.held[0]).saturating_sub(self.len).min(rest.len());
@@ -893,6 +946,17 @@ impl Utf8 {
         self.len = cut.len();
         Ok(())
     }
+}
+
+/// As the standard library's, without its loop over the last bytes.
+fn is_ascii(bytes: &[u8]) -> bool {
+    let (words, rest) = bytes.as_chunks();
+    let any = words.iter().fold(0, |any, word| any | u128::from_le_bytes(*word));
+    let last = match bytes.last_chunk() {
+        Some(last) => u128::from_le_bytes(*last),
+        None => rest.iter().fold(0, |any, &byte| any | u128::from(byte)),
+    };
+    (any | last) & u128::from_le_bytes([0x80; 16]) == 0
 }
 
 fn check(bytes: &[u8], base: usize) -> Result<(), Fault> {

@@ -431,6 +431,62 @@ fn ten_megabytes_in_one_string_or_many_values_are_nothing_special() {
     assert_eq!(ends.0, document.len());
 }
 
+/// Strings of every length around the steps in which they are read, with something to meet at every
+/// place: cut into bytes they are read without any step.
+#[test]
+fn strings_are_read_the_same_in_steps_and_in_bytes() {
+    for special in ["\\n", "\\u00e9", "\"", "\n", "\\x", "é", "😀"] {
+        for (len, place) in (0..76).flat_map(|len| [0, len / 2, len].map(|place| (len, place))) {
+            let text = format!("{}{special}{}", "a".repeat(place), "b".repeat(len - place));
+            for document in [
+                format!("[\"{text}\"]"),
+                format!("{{\"{text}\":1}}"),
+                format!("{{\"a\":\"{text}\",\"{text}\":{{}},\"b\":[\"{text}\"]}}"),
+            ] {
+                let document = document.as_bytes();
+                let (log, result) = walk([document]);
+                let (cut_log, cut_result) = walk(document.chunks(1));
+                check_same(document, usize::MAX, (&log, result), (&cut_log, cut_result));
+            }
+        }
+    }
+}
+
+/// `plain_end` against its definition, with a special byte at every place, or none.
+#[test]
+fn plain_text_ends_at_the_first_special_byte() {
+    for len in 0..90 {
+        for place in 0..=len {
+            let mut bytes = vec![0xE4; len];
+            if let Some(byte) = bytes.get_mut(place) {
+                *byte = b"\"\\\n"[len % 3];
+            }
+            for from in [0, 1, place, len] {
+                let end = plain_end(&bytes, from.min(len));
+                if from.min(len) + NEAR <= len {
+                    let near = (from + NEAR).min(if from <= place { place } else { len });
+                    assert_eq!(end, near, "{len} {place} {from}");
+                } else if from <= place {
+                    assert!(end == place || end < place && end + 8 > len, "{len} {place} {from}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ascii_is_told_from_the_rest() {
+    for len in 0..70 {
+        let mut bytes = vec![0x7F; len];
+        assert!(is_ascii(&bytes));
+        for place in 0..len {
+            bytes[place] = 0x80;
+            assert!(!is_ascii(&bytes), "{len} {place}");
+            bytes[place] = 0;
+        }
+    }
+}
+
 /// The faster `specials_of_32`, `specials` and `skip_digits` against the definition, for every byte
 /// at every place.
 #[test]
