@@ -53,7 +53,7 @@ struct Kinds {
 impl Kinds {
     fn add(&mut self, text: &[u8]) {
         count(text, self);
-        if memmem::find(text, b"\\u").is_some() {
+        if find(text, b"\\u").is_some() {
             unescape(text, self);
         }
     }
@@ -94,9 +94,9 @@ pub fn prompt<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Tokens {
 impl Census {
     /// Takes in a piece of the prompt, cut at a value's end.
     pub fn push(&mut self, text: &[u8]) {
-        const MARKER: &[u8] = b";base64,";
+        const MARKER: &[u8; 8] = b";base64,";
         let mut rest = text;
-        while let Some(at) = memmem::find(rest, MARKER) {
+        while let Some(at) = find(rest, MARKER) {
             let (text, inline) = rest.split_at(at);
             self.text(text);
             self.inline = self.inline.saturating_add(1);
@@ -128,6 +128,38 @@ impl Census {
     }
 }
 
+/// As `memmem::find`, which prepares its search: that costs more than to see that a text has nothing
+/// like the needle's first byte, or, if it is short, its first two.
+fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
+    const SHORT: usize = 1 << 10;
+    let [first, second, ..] = *needle else { return memmem::find(text, needle) };
+    let from = memchr::memchr(first, text)?;
+    let rest = &text[from..];
+    if rest.len() <= SHORT && !has_pair(rest, first, second) {
+        return None;
+    }
+    memmem::find(rest, needle).map(|at| from + at)
+}
+
+/// Whether these two bytes stand side by side anywhere.
+fn has_pair(text: &[u8], first: u8, second: u8) -> bool {
+    const ONES: u64 = u64::from_le_bytes([1; 8]);
+    let Some((_, behind)) = text.split_first() else { return false };
+    let before = &text[..behind.len()];
+    // A zero byte for each place where they do, and the test for one (Mycroft).
+    let zeros = |here: &[u8; 8], next: &[u8; 8]| {
+        let apart = u64::from_le_bytes(*here) ^ (ONES * u64::from(first))
+            | u64::from_le_bytes(*next) ^ (ONES * u64::from(second));
+        apart.wrapping_sub(ONES) & !apart
+    };
+    let (Some(last), Some(last_next)) = (before.last_chunk(), behind.last_chunk()) else {
+        return text.windows(2).any(|pair| pair == [first, second]);
+    };
+    let words = before.as_chunks().0.iter().zip(behind.as_chunks().0);
+    let any = words.fold(zeros(last, last_next), |any, (here, next)| any | zeros(here, next));
+    any & (ONES << 7) != 0
+}
+
 /// A text up to this length is counted whole; of the rest of a longer one one part in four, because
 /// a long text is like itself, and the weights are off by more than the sample is.
 const WHOLE_BYTES_MAX: usize = 16 << 10;
@@ -139,24 +171,35 @@ const LANES: usize = 16;
 const VECTORS: usize = 64;
 
 fn count(text: &[u8], kinds: &mut Kinds) {
+    kinds.ascii += text.len() as u64;
     let (vectors, rest) = text.as_chunks::<LANES>();
-    for part in vectors.chunks(VECTORS) {
-        count_part(part, kinds);
-    }
     // Zeros count for nothing but ASCII.
     let mut last = [0; LANES];
-    last[..rest.len()].copy_from_slice(rest);
-    count_part(&[last], kinds);
-    kinds.ascii -= (LANES - rest.len()) as u64;
+    match text.last_chunk::<LANES>() {
+        // The same bytes as in the other case, but for their places.
+        Some(lanes) => {
+            for i in 0..LANES {
+                last[i] = if i < LANES - rest.len() { 0 } else { lanes[i] };
+            }
+        }
+        None => last[..rest.len()].copy_from_slice(rest),
+    }
+    let (parts, part) = vectors.as_chunks::<VECTORS>();
+    for part in parts {
+        count_part(part, &[0; LANES], kinds);
+    }
+    count_part(part, &last, kinds);
 }
 
+/// Counts of bytes in each lane.
+type Lanes = [u8; LANES];
+
 /// Written so that the compiler makes vector code of it: a few operations for each count and
-/// vector.
+/// vector. ASCII is taken from `kinds` for each byte that is none.
 #[inline]
-fn count_part(part: &[[u8; LANES]], kinds: &mut Kinds) {
-    let sum = |lanes: [u8; LANES]| lanes.iter().map(|&count| u64::from(count)).sum::<u64>();
+fn count_part(part: &[Lanes], last: &Lanes, kinds: &mut Kinds) {
     let [mut digits, mut letters, mut visible, mut high] = [[0u8; LANES]; 4];
-    for vector in part {
+    let mut add = |vector: &Lanes| {
         for i in 0..LANES {
             let byte = vector[i];
             digits[i] += u8::from(byte.wrapping_sub(b'0') < 10);
@@ -165,17 +208,18 @@ fn count_part(part: &[[u8; LANES]], kinds: &mut Kinds) {
             visible[i] += u8::from(byte.cast_signed() > 0x20);
             high[i] |= byte;
         }
-    }
+    };
+    part.iter().for_each(&mut add);
+    add(last);
     let [digits, letters, visible] = [digits, letters, visible].map(sum);
     kinds.digits += digits;
     // No byte is two of these, and all of them are visible.
     kinds.marks += visible - letters - digits;
-    kinds.ascii += (part.len() * LANES) as u64;
     if high.is_ascii() {
         return;
     }
     let [mut more, mut latin, mut two, mut three, mut four] = [[0u8; LANES]; 5];
-    for vector in part {
+    let mut add = |vector: &Lanes| {
         for i in 0..LANES {
             let byte = vector[i];
             more[i] += u8::from(byte >= 0x80);
@@ -184,13 +228,26 @@ fn count_part(part: &[[u8; LANES]], kinds: &mut Kinds) {
             three[i] += u8::from(byte >= 0xE0);
             four[i] += u8::from(byte >= 0xF0);
         }
-    }
+    };
+    part.iter().for_each(&mut add);
+    add(last);
     let [more, latin, two, three, four] = [more, latin, two, three, four].map(sum);
     kinds.ascii -= more;
     kinds.latin += latin;
     kinds.two += two - latin - three;
     kinds.three += three - four;
     kinds.four += four;
+}
+
+/// The sum of all lanes: first of every two, which fits sixteen bits, as does the whole.
+fn sum(lanes: Lanes) -> u64 {
+    const EVEN: u128 = u128::from_le_bytes([
+        0xFF, 0, 0xFF, 0, 0xFF, 0, 0xFF, 0, 0xFF, 0, 0xFF, 0, 0xFF, 0, 0xFF, 0,
+    ]);
+    let lanes = u128::from_le_bytes(lanes);
+    let pairs = (lanes & EVEN) + (lanes >> 8 & EVEN);
+    let pairs = pairs as u64 + (pairs >> 64) as u64;
+    pairs.wrapping_mul(0x0001_0001_0001_0001) >> 48
 }
 
 /// Makes up for `\u` escapes, which [`count`] took for text: a request in Chinese is six bytes for
@@ -406,6 +463,27 @@ mod tests {
                 four: number(|byte| byte >= 0xF0),
             };
             assert_eq!(kinds, expected, "{len}");
+        }
+    }
+
+    #[test]
+    fn needles_are_found_in_short_texts_and_long_ones() {
+        let mut rng = Rng::seeded(5);
+        for round in 0..3_000 {
+            let len = if round % 50 == 0 { 3_000 } else { rng.below(80) };
+            let mut text: Vec<u8> =
+                (0..len).map(|_| b";;b\\\\uxyz"[rng.below(9) as usize]).collect();
+            if rng.below(2) == 0 {
+                let place = rng.below(len + 1) as usize;
+                text.splice(place..place, *b";base64,");
+            }
+            for needle in [&b";base64,"[..], b"\\u"] {
+                assert_eq!(find(&text, needle), memmem::find(&text, needle));
+            }
+            for pair in [*b";b", *b"xy", *b"\\u"] {
+                let expected = text.windows(2).any(|two| two == pair);
+                assert_eq!(has_pair(&text, pair[0], pair[1]), expected);
+            }
         }
     }
 
