@@ -614,7 +614,7 @@ async fn inspect(
     let head = (&client.head, &client.request);
     let path = text(head.0.path(head.1));
     let header = |name: &str| head.0.named(head.1, name.as_bytes());
-    let Some(inspector) = inspector else {
+    let Some(inspector) = &mut inspector else {
         let route = plan.route(None, None, path, &header).ok_or_else(|| {
             match trip.done.path.names_model() && client.head.method == Method::Post {
                 true => Refusal::invalid(400, "A body that names a `model` is needed."),

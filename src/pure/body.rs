@@ -7,6 +7,7 @@
 //! of an inspected name (`Model`), which engines written in Go take for the name itself.
 
 use std::borrow::Cow;
+use std::ops::Deref;
 
 use crate::pure::json::{self, Kind, Span, Walker, Watch};
 use crate::pure::multipart;
@@ -73,6 +74,18 @@ impl BodyFault {
         BodyFault { message: Cow::Borrowed(message), param, offset: at as u64 }
     }
 
+    #[cold]
+    fn count(field: Field, at: usize) -> BodyFault {
+        BodyFault {
+            message: Cow::Owned(format!(
+                "`{}` must be an integer that is not negative and not too large.",
+                field.name()
+            )),
+            param: Some(field.name()),
+            offset: at as u64,
+        }
+    }
+
     fn json(fault: json::Fault) -> BodyFault {
         BodyFault {
             message: Cow::Owned(format!("The request body is not valid JSON: {fault}.")),
@@ -104,6 +117,7 @@ pub struct Inspector {
 }
 
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "one for each request, and it stays where it is")]
 enum Form {
     Json { walker: Walker, members: Members },
     Multipart(multipart::Scanner),
@@ -126,30 +140,25 @@ impl Inspector {
     pub fn feed(&mut self, body_so_far: &[u8]) -> Result<(), BodyFault> {
         match &mut self.form {
             Form::Multipart(scanner) => scanner.feed(body_so_far).map_err(BodyFault::form),
-            Form::Json { walker, members } => {
-                let new = body_so_far.get(walker.offset()..).unwrap_or_default();
-                let mut probe = Probe { body: body_so_far, members };
-                let walked = walker.push(new, &mut probe);
-                // Where both are at fault the member's fault came first.
-                members.fault.take().map_or(Ok(()), Err)?;
-                walked.map_err(BodyFault::json)
-            }
+            Form::Json { walker, members } => members.walk(walker, body_so_far),
         }
     }
 
-    /// Says that `body` is all. Gives what was found, or why the body is refused.
-    pub fn finish(mut self, body: &[u8]) -> Result<Inspected, BodyFault> {
-        self.feed(body)?;
-        match self.form {
+    /// Says that `body` is all. Gives what was found, or why the body is refused; the inspector is
+    /// then of no more use.
+    pub fn finish(&mut self, body: &[u8]) -> Result<Inspected, BodyFault> {
+        match &mut self.form {
             Form::Multipart(scanner) => {
                 let fields = scanner.finish(body).map_err(BodyFault::form)?;
                 Inspected::of_form(self.kind, &fields, body)
             }
-            Form::Json { mut walker, mut members } => {
-                walker
-                    .finish(&mut Probe { body, members: &mut members })
-                    .map_err(BodyFault::json)?;
-                Inspected::of_members(&mut members, body)
+            Form::Json { walker, members } => {
+                // As a rule all of it has been.
+                if walker.offset() < body.len() {
+                    members.walk(walker, body)?;
+                }
+                walker.finish(&mut Probe { body, members }).map_err(BodyFault::json)?;
+                Inspected::of_members(members, body)
             }
         }
     }
@@ -174,7 +183,7 @@ pub struct Inspected {
     pub prompt: Option<Span>,
     /// Everything that becomes prompt: also `system`, `tools`, `documents` and the like, in the
     /// body's order.
-    pub parts: Vec<Part>,
+    pub parts: Parts,
     /// Bytes of all of it.
     pub prompt_bytes: u64,
     /// How many of them lie in `data:` URLs: pictures and sound, which are no text.
@@ -183,20 +192,52 @@ pub struct Inspected {
     edits: Edits,
 }
 
+/// A list of parts, which is a slice to its readers. Allocates for more than most requests have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Parts {
+    count: usize,
+    few: [Part; Parts::FEW],
+    /// All of them, where they are more than a few.
+    many: Vec<Part>,
+}
+
+impl Parts {
+    /// Messages, and tools or a system prompt.
+    const FEW: usize = 2;
+
+    fn push(&mut self, part: Part) {
+        match self.few.get_mut(self.count) {
+            Some(slot) => *slot = part,
+            None if self.many.is_empty() => self.many = [&self.few[..], &[part]].concat(),
+            None => self.many.push(part),
+        }
+        self.count += 1;
+    }
+}
+
+impl Deref for Parts {
+    type Target = [Part];
+
+    fn deref(&self) -> &[Part] {
+        if self.many.is_empty() { &self.few[..self.count] } else { &self.many }
+    }
+}
+
 /// A value that becomes prompt, as written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     pub kind: PartKind,
     pub span: Span,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PartKind {
     /// A conversation: JSON objects with a role and content (or, as `input`, bare text).
     Messages,
     /// JSON objects that say what the model may call.
     Tools,
     /// A JSON string, or several: `prompt`, `system`, `documents`.
+    #[default]
     Text,
     /// Text of a form, which is no JSON.
     Form,
@@ -256,7 +297,10 @@ impl Inspected {
         match self.edits {
             Edits::Form { .. } => String::from_utf8_lossy(span.of(body)),
             Edits::Json { .. } => match plain(span.of(body)) {
-                Cow::Borrowed(raw) => String::from_utf8_lossy(raw),
+                Cow::Borrowed(raw) => match std::str::from_utf8(raw) {
+                    Ok(text) => Cow::Borrowed(text),
+                    Err(_) => String::from_utf8_lossy(raw),
+                },
                 Cow::Owned(plain) => Cow::Owned(String::from_utf8_lossy(&plain).into_owned()),
             },
         }
@@ -320,6 +364,10 @@ impl Inspected {
                 BodyFault::new("`stream` must be a boolean.", Some("stream"), span.start)
             })?),
         };
+        let mut parts = Parts::default();
+        if let Some(span) = fields.prompt {
+            parts.push(Part { kind: PartKind::Form, span });
+        }
         Ok(Inspected {
             model: fields.model,
             stream,
@@ -329,11 +377,7 @@ impl Inspected {
             n: fields.n.and_then(|span| std::str::from_utf8(span.of(body)).ok()?.parse().ok()),
             user: fields.user,
             prompt: fields.prompt,
-            parts: fields
-                .prompt
-                .map(|span| Part { kind: PartKind::Form, span })
-                .into_iter()
-                .collect(),
+            parts,
             prompt_bytes: fields.prompt.map_or(0, |span| span.len() as u64),
             media_bytes: 0,
             kind,
@@ -565,13 +609,12 @@ struct Members {
     has_option: bool,
     prompt: Option<Span>,
     /// No more than there are names for them: no member comes twice.
-    parts: Vec<Part>,
+    parts: Parts,
     prompt_bytes: usize,
     media_bytes: usize,
     /// Behind the top-level object's opening brace.
     object: usize,
-    /// Hashes of the names so far. An attacker who makes two names collide has one body refused.
-    names: Vec<u64>,
+    names: Names,
     fault: Option<BodyFault>,
 }
 
@@ -584,13 +627,48 @@ impl Default for Members {
             fields: [None; Field::COUNT],
             has_option: false,
             prompt: None,
-            parts: Vec::new(),
+            parts: Parts::default(),
             prompt_bytes: 0,
             media_bytes: 0,
             object: 0,
-            names: Vec::with_capacity(16),
+            names: Names::default(),
             fault: None,
         }
+    }
+}
+
+/// Hashes of the top-level names so far. An attacker who makes two names collide has one body
+/// refused.
+#[derive(Clone, Debug, Default)]
+struct Names {
+    count: usize,
+    /// A bit for each, by its hash's highest: where it is not set, the name is new.
+    seen: u64,
+    /// As many as requests usually have; the others are in `more`.
+    few: [u64; Names::FEW],
+    more: Vec<u64>,
+}
+
+impl Names {
+    const FEW: usize = 16;
+
+    const fn bit(hash: u64) -> u64 {
+        1 << (hash >> 58)
+    }
+
+    fn has(&self, hash: u64) -> bool {
+        self.seen & Names::bit(hash) != 0
+            && (self.few.iter().take(self.count).any(|&name| name == hash)
+                || self.more.contains(&hash))
+    }
+
+    fn add(&mut self, hash: u64) {
+        match self.few.get_mut(self.count) {
+            Some(slot) => *slot = hash,
+            None => self.more.push(hash),
+        }
+        self.seen |= Names::bit(hash);
+        self.count += 1;
     }
 }
 
@@ -659,6 +737,15 @@ impl Watch for Probe<'_> {
 }
 
 impl Members {
+    /// Looks at what is new.
+    fn walk(&mut self, walker: &mut Walker, body_so_far: &[u8]) -> Result<(), BodyFault> {
+        let new = body_so_far.get(walker.offset()..).unwrap_or_default();
+        let walked = walker.push(new, &mut Probe { body: body_so_far, members: self });
+        // Where both are at fault the member's fault came first.
+        self.fault.take().map_or(Ok(()), Err)?;
+        walked.map_err(BodyFault::json)
+    }
+
     /// A top-level name.
     fn name(&mut self, key: Option<&[u8]>, span: Span) {
         let Some(key) = key else {
@@ -668,13 +755,13 @@ impl Members {
         };
         self.role = Role::of(key);
         let hash = hash(key);
-        if self.names.contains(&hash) {
+        if self.names.has(hash) {
             let param = match self.role {
                 Role::Field(field) => Some(field.name()),
                 _ => None,
             };
             self.refuse("The request body has two members of the same name.", param, span.start);
-        } else if self.names.len() == MEMBERS_MAX {
+        } else if self.names.count == MEMBERS_MAX {
             self.refuse("The request body has too many members.", None, span.start);
         } else if self.role == Role::Else
             && let Some(field) = look_alike(key)
@@ -685,7 +772,7 @@ impl Members {
                 span.start,
             );
         }
-        self.names.push(hash);
+        self.names.add(hash);
     }
 
     /// Keeps the first fault.
@@ -710,18 +797,10 @@ impl Members {
     /// A count of tokens or answers. What is none is a fault if `strict`, and absent otherwise.
     fn count(&self, field: Field, body: &[u8], strict: bool) -> Result<Option<u64>, BodyFault> {
         let Some(Member { kind, span }) = self.present(field) else { return Ok(None) };
-        let value = if kind == Kind::Number { whole(span.of(body)) } else { None };
-        if value.is_none() && strict {
-            return Err(BodyFault {
-                message: Cow::Owned(format!(
-                    "`{}` must be an integer that is not negative and not too large.",
-                    field.name()
-                )),
-                param: Some(field.name()),
-                offset: span.start as u64,
-            });
+        match if kind == Kind::Number { whole(span.of(body)) } else { None } {
+            None if strict => Err(BodyFault::count(field, span.start)),
+            value => Ok(value),
         }
-        Ok(value)
     }
 
     fn options(&self) -> Result<(Options, Option<bool>), BodyFault> {
@@ -756,6 +835,10 @@ impl Members {
 fn whole(text: &[u8]) -> Option<u64> {
     // 2⁵³
     const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+    // Nineteen digits fit 64 bits.
+    if text.len() <= 19 && text.iter().all(u8::is_ascii_digit) {
+        return Some(text.iter().fold(0, |value, byte| value * 10 + u64::from(byte - b'0')));
+    }
     let text = std::str::from_utf8(text).ok()?;
     text.parse().ok().or_else(|| {
         let value: f64 = text.parse().ok()?;
@@ -775,6 +858,10 @@ fn form_flag(text: &[u8]) -> Option<bool> {
 }
 
 fn check_model(plain: &[u8], at: usize) -> Result<(), BodyFault> {
+    let is_usual = (1..=MODEL_BYTES_MAX).contains(&plain.len());
+    if is_usual && plain.iter().all(|byte| (b' '..=b'~').contains(byte)) {
+        return Ok(());
+    }
     let message = match std::str::from_utf8(plain) {
         Ok("") => "`model` must not be empty.",
         Ok(name) if name.len() > MODEL_BYTES_MAX => "`model` is too long.",
@@ -789,7 +876,16 @@ fn check_model(plain: &[u8], at: usize) -> Result<(), BodyFault> {
 
 /// The inspected name that `key` becomes when case is folded the way Go's `encoding/json` does.
 fn look_alike(key: &[u8]) -> Option<Field> {
-    if key.iter().all(|&byte| byte.is_ascii_lowercase() || byte == b'_') {
+    const ONES: u64 = u64::from_le_bytes([1; 8]);
+    // Sets the top bit of a word that has a capital, and of every byte outside ASCII. Sums of two
+    // bytes below 128 do not reach the next.
+    let marks = |word: u64| {
+        let ascii = word & !(ONES << 7);
+        let capitals =
+            (ascii + ONES * (0x80 - u64::from(b'A'))) & !(ascii + ONES * (0x7F - u64::from(b'Z')));
+        word | capitals
+    };
+    if words(key).fold(marks(last_word(key)), |any, word| any | marks(word)) & (ONES << 7) == 0 {
         return None;
     }
     let key = std::str::from_utf8(key).ok()?;
@@ -804,13 +900,29 @@ fn look_alike(key: &[u8]) -> Option<Field> {
 
 /// Tells names apart. Eight bytes at a time: multiply and rotate, as in `FxHash`.
 fn hash(name: &[u8]) -> u64 {
-    let mut hash = name.len() as u64;
-    for part in name.chunks(8) {
-        let mut word = [0; 8];
-        word[..part.len()].copy_from_slice(part);
-        hash = (hash.rotate_left(5) ^ u64::from_le_bytes(word)).wrapping_mul(0x517C_C1B7_2722_0A95);
+    let mix =
+        |hash: u64, word: u64| (hash.rotate_left(5) ^ word).wrapping_mul(0x517C_C1B7_2722_0A95);
+    let hash = words(name).fold(name.len() as u64, mix);
+    mix(hash, last_word(name))
+}
+
+/// A name, eight bytes at a time, but for what [`last_word`] holds.
+fn words(name: &[u8]) -> impl Iterator<Item = u64> {
+    name.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word))
+}
+
+/// The last eight bytes of a name, or the whole of a shorter one, some of it twice. Nothing but
+/// zeros and what is in the name.
+fn last_word(name: &[u8]) -> u64 {
+    if let Some(word) = name.last_chunk() {
+        return u64::from_le_bytes(*word);
     }
-    hash
+    match (name.first_chunk(), name.last_chunk()) {
+        (Some(first), Some(last)) => {
+            u64::from(u32::from_le_bytes(*first)) << 32 | u64::from(u32::from_le_bytes(*last))
+        }
+        _ => name.iter().fold(0, |word, &byte| word << 8 | u64::from(byte)),
+    }
 }
 
 const fn empty_at(at: usize) -> Span {
@@ -821,11 +933,8 @@ const fn empty_at(at: usize) -> Span {
 /// escape in it.
 fn plain(string: &[u8]) -> Cow<'_, [u8]> {
     let raw = string.get(1..string.len().saturating_sub(1)).unwrap_or_default();
-    if memchr::memchr(b'\\', raw).is_none() {
-        Cow::Borrowed(raw)
-    } else {
-        Cow::Owned(json::unescape(raw))
-    }
+    // Names are so short that a call into vector code costs more than it saves.
+    if raw.contains(&b'\\') { Cow::Owned(json::unescape(raw)) } else { Cow::Borrowed(raw) }
 }
 
 /// `text` as a JSON string.

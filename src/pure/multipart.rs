@@ -120,7 +120,7 @@ impl Scanner {
     }
 
     /// The fields of the form, `body` being all of it.
-    pub fn finish(mut self, body: &[u8]) -> Result<Fields, Fault> {
+    pub fn finish(&mut self, body: &[u8]) -> Result<Fields, Fault> {
         self.feed(body)?;
         if self.state != State::End {
             return Err(Fault { at: body.len(), text: "it ends before its last boundary" });

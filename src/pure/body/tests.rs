@@ -283,6 +283,58 @@ fn members_and_their_names_are_bounded() {
     assert!(inspect(BodyKind::Other, named(json::KEY_BYTES_MAX + 1).as_bytes()).is_err());
 }
 
+#[test]
+fn a_name_that_comes_twice_is_found_among_many() {
+    for count in 1..40 {
+        let mut names: Vec<String> =
+            (0..count).map(|n| "abc".repeat(n / 7) + &n.to_string()).collect();
+        for twice in 0..count {
+            names.push(names[twice].clone());
+            let members: Vec<String> = names.iter().map(|name| format!(r#""{name}":0"#)).collect();
+            let body = format!("{{{}}}", members.join(","));
+            let offset = fault(BodyKind::Other, body.as_bytes()).offset as usize;
+            assert_eq!(offset, body.len() - names[twice].len() - 5, "{body}");
+            names.pop();
+        }
+    }
+}
+
+/// Against a look at each byte.
+#[test]
+fn look_alikes_are_found_wherever_the_capital_stands() {
+    let mut rng = Rng::seeded(12);
+    let alike = |key: &str| {
+        let folded = key.replace('\u{17F}', "s").replace('\u{212A}', "k").to_ascii_lowercase();
+        Field::TOP.into_iter().find(|field| field.name() == folded && field.name() != key)
+    };
+    for field in Field::TOP {
+        for _ in 0..2_000 {
+            let key: String = field
+                .name()
+                .chars()
+                .map(|c| match (rng.below(12), c) {
+                    (0, _) => c.to_ascii_uppercase(),
+                    (1, 's') => '\u{17F}',
+                    (1, 'k') => '\u{212A}',
+                    (2, _) if rng.below(9) == 0 => '1',
+                    _ => c,
+                })
+                .collect();
+            if key != field.name() {
+                assert_eq!(look_alike(key.as_bytes()), alike(&key), "{key}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_part_is_kept_in_order() {
+    let body = r#"{"system":"1","tools":[2],"messages":[33],"documents":[4],"query":"5"}"#;
+    let spans: Vec<&[u8]> =
+        chat(body).parts.iter().map(|part| part.span.of(body.as_bytes())).collect();
+    assert_eq!(spans, [&b"\"1\""[..], b"[2]", b"[33]", b"[4]", b"\"5\""]);
+}
+
 /// Whatever the length of a body, this and two bounded lists is all that is kept of it.
 #[test]
 fn inspector_is_small() {
