@@ -327,7 +327,9 @@ impl Inspected {
             if kind != Kind::String {
                 return Err(BodyFault::new("`model` must be a string.", Some("model"), span.start));
             }
-            check_model(&plain(span.of(body)), span.start)?;
+            if !is_usual_model(span.of(body)) {
+                check_model(&plain(span.of(body)), span.start)?;
+            }
         }
         let (options, include_usage) = members.options()?;
         Ok(Inspected {
@@ -776,6 +778,7 @@ impl Members {
     }
 
     /// Keeps the first fault.
+    #[cold]
     fn refuse(&mut self, message: &'static str, param: Option<&'static str>, at: usize) {
         self.fault.get_or_insert_with(|| BodyFault::new(message, param, at));
     }
@@ -795,6 +798,7 @@ impl Members {
     }
 
     /// A count of tokens or answers. What is none is a fault if `strict`, and absent otherwise.
+    #[inline]
     fn count(&self, field: Field, body: &[u8], strict: bool) -> Result<Option<u64>, BodyFault> {
         let Some(Member { kind, span }) = self.present(field) else { return Ok(None) };
         match if kind == Kind::Number { whole(span.of(body)) } else { None } {
@@ -833,12 +837,18 @@ impl Members {
 /// A JSON number that is a whole one from 0 to 2⁶⁴ − 1. `1e3` and `12.0` are whole, as engines
 /// (pydantic) have it; written so, a number above 2⁵³ is not exact and is none.
 fn whole(text: &[u8]) -> Option<u64> {
-    // 2⁵³
-    const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
     // Nineteen digits fit 64 bits.
     if text.len() <= 19 && text.iter().all(u8::is_ascii_digit) {
         return Some(text.iter().fold(0, |value, byte| value * 10 + u64::from(byte - b'0')));
     }
+    whole_by_value(text)
+}
+
+/// [`whole`] of a number that is written otherwise, or is none.
+#[cold]
+fn whole_by_value(text: &[u8]) -> Option<u64> {
+    // 2⁵³
+    const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
     let text = std::str::from_utf8(text).ok()?;
     text.parse().ok().or_else(|| {
         let value: f64 = text.parse().ok()?;
@@ -857,11 +867,14 @@ fn form_flag(text: &[u8]) -> Option<bool> {
     if any(TRUE) { Some(true) } else { any(FALSE).then_some(false) }
 }
 
+/// Whether a string, with its quotes, is a model's name that [`check_model`] need not look at.
+fn is_usual_model(string: &[u8]) -> bool {
+    let is_plain = |&byte: &u8| (b' '..=b'~').contains(&byte) && byte != b'\\';
+    (3..=MODEL_BYTES_MAX).contains(&string.len()) && string.iter().all(is_plain)
+}
+
+#[cold]
 fn check_model(plain: &[u8], at: usize) -> Result<(), BodyFault> {
-    let is_usual = (1..=MODEL_BYTES_MAX).contains(&plain.len());
-    if is_usual && plain.iter().all(|byte| (b' '..=b'~').contains(byte)) {
-        return Ok(());
-    }
     let message = match std::str::from_utf8(plain) {
         Ok("") => "`model` must not be empty.",
         Ok(name) if name.len() > MODEL_BYTES_MAX => "`model` is too long.",
