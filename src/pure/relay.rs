@@ -254,10 +254,27 @@ impl Relay {
         match &mut self.watch {
             Watch::Stream(scanner) if self.hide => {
                 let (ends, last) = (&mut self.ends, &mut self.last);
+                // Where the last event ended: those that are shown need not be told apart.
+                let mut ended = 0;
                 scanner.push(data, |event| {
                     note(&event, progress, last);
-                    ends.push((event.end, event.kind == Kind::Usage));
+                    if event.kind == Kind::Usage {
+                        if ended > 0 {
+                            ends.push((ended, false));
+                        }
+                        ends.push((event.end, true));
+                    }
+                    ended = event.end;
                 });
+                let clean = self.held.is_empty() && !self.long && !self.hid;
+                if clean && ends.is_empty() && ended == data.len() {
+                    // As a rule: whole events, none to hide.
+                    self.open = false;
+                    return frame(&self.framing, data, out);
+                }
+                if ends.last().is_none_or(|(end, _)| *end < ended) && ended > 0 {
+                    ends.push((ended, false));
+                }
                 self.shown.clear();
                 // The LF of a CRLF that was cut right behind an event shares that event's lot.
                 let mut from = scanner.tail();
