@@ -14,10 +14,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use forebay::pure::answer;
 use forebay::pure::board::Registry;
 use forebay::pure::body::{BodyKind, Edit, Inspector, splices};
+use forebay::pure::fields::{Forward, Known, Own};
 use forebay::pure::h1::{
-    Framing, Limits, Method, Parse, Request, Response, append_chunk, parse_request, parse_response,
+    Answer, BasePath, Framing, Limits, Method, Outgoing, Parse, Request, Response, Version, append_chunk,
+    parse_request, parse_response, write_request, write_response,
 };
 use forebay::pure::limit::{Accounts, Amount, Windows};
 use forebay::pure::plan::Plan;
@@ -40,7 +43,7 @@ struct Case {
     make: fn() -> Box<dyn FnMut()>,
 }
 
-const CASES: [Case; 20] = [
+const CASES: [Case; 22] = [
     Case {
         name: "request-head",
         what: "head of openai-python's chat request",
@@ -53,6 +56,18 @@ const CASES: [Case; 20] = [
         what: "inspect a chat body of 294 bytes and estimate its prompt",
         extra: 2000,
         make: body_small,
+    },
+    Case {
+        name: "head-up",
+        what: "a small chat request's head: read, and written for the backend",
+        extra: 2000,
+        make: head_up,
+    },
+    Case {
+        name: "head-down",
+        what: "a small answer's head: read, and written for the client",
+        extra: 2000,
+        make: head_down,
     },
     Case {
         name: "body-1k",
@@ -262,6 +277,70 @@ fn body_small() -> Box<dyn FnMut()> {
         assert!(tokens::prompt(inspected.parts.iter().map(|part| part.span.of(body))).0 > 50);
         let edit = Edit { model: None, ask_usage: false };
         assert!(black_box(splices(&inspected, body, &edit)).is_empty());
+    })
+}
+
+/// As `Trip::send` does it.
+fn head_up() -> Box<dyn FnMut()> {
+    const HEAD: &[u8] = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:18201\r\nauthorization: Bearer sk-forebay-bench\r\ncontent-type: application/json\r\naccept: application/json\r\nuser-agent: forebay-bench\r\ncontent-length: 330\r\n\r\n";
+    let (limits, mut request) = (Limits::default(), Request::default());
+    let (base, forward) = (BasePath::default(), Forward::default());
+    let mut out = Vec::new();
+    Box::new(move || {
+        let buf = black_box(HEAD);
+        let parsed = parse_request(buf, &limits, &mut request);
+        assert_eq!(black_box(parsed), Ok(Parse::Complete));
+        out.clear();
+        let mut target = Vec::with_capacity(128);
+        let joined = base.join(request.path(buf), request.query(buf), &mut target);
+        assert_eq!(joined, Ok(()));
+        let mut own: [Own; 3] = [
+            ("x-request-id", black_box(b"req_0123456789abcdef0123456789ab")),
+            ("authorization", black_box(b"Bearer sk-of-the-backend")),
+            ("", b""),
+        ];
+        if let Some(theirs) = request.field(buf, Known::XRequestId) {
+            own[2] = ("x-correlation-id", theirs);
+        }
+        let head = Outgoing {
+            method: request.method.name(buf),
+            target: &target,
+            host: black_box("127.0.0.1:18301"),
+            framing: request.framing,
+            forward: &forward,
+            own: &own,
+        };
+        write_request(&mut out, &head, buf, &request.fields);
+        assert_eq!(black_box(&out).len(), 283);
+    })
+}
+
+/// As `Trip::open` does it.
+fn head_down() -> Box<dyn FnMut()> {
+    const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n";
+    let (limits, mut response) = (Limits::default(), Response::default());
+    let mut out = Vec::new();
+    Box::new(move || {
+        let buf = black_box(HEAD);
+        let parsed = parse_response(buf, &limits, Method::Post, &mut response);
+        assert_eq!(black_box(parsed), Ok(Parse::Complete));
+        out.clear();
+        let mut attempts = Vec::with_capacity(3);
+        answer::push_decimal(&mut attempts, black_box(1));
+        let mut own: [Own; 14] = [("", b""); 14];
+        own[0] = ("x-request-id", black_box(b"req_0123456789abcdef0123456789ab"));
+        own[1] = ("x-forebay-route", black_box(b"main"));
+        own[2] = ("x-forebay-backend", black_box(b"pool/b0"));
+        own[3] = ("x-forebay-attempt", &attempts);
+        let head = Answer {
+            status: response.status,
+            version: Version::Http11,
+            framing: response.framing,
+            keep_alive: black_box(true),
+            own: &own,
+        };
+        write_response(&mut out, &head, buf, &response.fields);
+        assert_eq!(black_box(&out).len(), 210);
     })
 }
 
