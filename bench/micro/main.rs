@@ -14,10 +14,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use forebay::pure::answer;
 use forebay::pure::board::Registry;
 use forebay::pure::body::{BodyKind, Edit, Inspector, splices};
-use forebay::pure::fields::{Forward, Known, Own};
+use forebay::pure::fields::{Forward, Known, Name, Own};
 use forebay::pure::h1::{
     Answer, BasePath, Framing, Limits, Method, Outgoing, Parse, Request, Response, Version, append_chunk,
     parse_request, parse_response, write_request, write_response,
@@ -282,6 +281,8 @@ fn body_small() -> Box<dyn FnMut()> {
 
 /// As `Trip::send` does it.
 fn head_up() -> Box<dyn FnMut()> {
+    static NAMES: [Name; 3] =
+        [Name::new("x-request-id"), Name::new("authorization"), Name::new("x-correlation-id")];
     const HEAD: &[u8] = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:18201\r\nauthorization: Bearer sk-forebay-bench\r\ncontent-type: application/json\r\naccept: application/json\r\nuser-agent: forebay-bench\r\ncontent-length: 330\r\n\r\n";
     let (limits, mut request) = (Limits::default(), Request::default());
     let (base, forward) = (BasePath::default(), Forward::default());
@@ -294,13 +295,11 @@ fn head_up() -> Box<dyn FnMut()> {
         let mut target = Vec::with_capacity(128);
         let joined = base.join(request.path(buf), request.query(buf), &mut target);
         assert_eq!(joined, Ok(()));
-        let mut own: [Own; 3] = [
-            ("x-request-id", black_box(b"req_0123456789abcdef0123456789ab")),
-            ("authorization", black_box(b"Bearer sk-of-the-backend")),
-            ("", b""),
-        ];
+        let mut own = Own::default();
+        own.say(&NAMES[0], black_box(b"req_0123456789abcdef0123456789ab"));
+        own.quote(&NAMES[1], black_box(b"Bearer sk-of-the-backend"));
         if let Some(theirs) = request.field(buf, Known::XRequestId) {
-            own[2] = ("x-correlation-id", theirs);
+            own.quote(&NAMES[2], theirs);
         }
         let head = Outgoing {
             method: request.method.name(buf),
@@ -317,6 +316,12 @@ fn head_up() -> Box<dyn FnMut()> {
 
 /// As `Trip::open` does it.
 fn head_down() -> Box<dyn FnMut()> {
+    static NAMES: [Name; 4] = [
+        Name::new("x-request-id"),
+        Name::new("x-forebay-route"),
+        Name::new("x-forebay-backend"),
+        Name::new("x-forebay-attempt"),
+    ];
     const HEAD: &[u8] = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n";
     let (limits, mut response) = (Limits::default(), Response::default());
     let mut out = Vec::new();
@@ -325,13 +330,11 @@ fn head_down() -> Box<dyn FnMut()> {
         let parsed = parse_response(buf, &limits, Method::Post, &mut response);
         assert_eq!(black_box(parsed), Ok(Parse::Complete));
         out.clear();
-        let mut attempts = Vec::with_capacity(3);
-        answer::push_decimal(&mut attempts, black_box(1));
-        let mut own: [Own; 14] = [("", b""); 14];
-        own[0] = ("x-request-id", black_box(b"req_0123456789abcdef0123456789ab"));
-        own[1] = ("x-forebay-route", black_box(b"main"));
-        own[2] = ("x-forebay-backend", black_box(b"pool/b0"));
-        own[3] = ("x-forebay-attempt", &attempts);
+        let mut own = Own::default();
+        own.say(&NAMES[0], black_box(b"req_0123456789abcdef0123456789ab"));
+        own.quote(&NAMES[1], black_box(b"main"));
+        own.quote(&NAMES[2], black_box(b"pool/b0"));
+        own.say(&NAMES[3], black_box(b"1"));
         let head = Answer {
             status: response.status,
             version: Version::Http11,

@@ -19,6 +19,11 @@ impl Span {
         Span { start: clip(start), end: clip(end) }
     }
 
+    /// From byte offsets below 4 GiB.
+    pub(super) const fn within(start: usize, end: usize) -> Span {
+        Span { start: start as u32, end: end as u32 }
+    }
+
     /// The bytes of this span in the buffer it was made for; empty if the buffer is another one
     /// and too short.
     pub fn of(self, buf: &[u8]) -> &[u8] {
@@ -119,18 +124,34 @@ known! {
     XAccelRedirect = "x-accel-redirect",
     XSendfile = "x-sendfile",
     RetryAfter = "retry-after",
+    CacheControl = "cache-control",
+    XCorrelationId = "x-correlation-id",
+    XRatelimitLimitRequests = "x-ratelimit-limit-requests",
+    XRatelimitRemainingRequests = "x-ratelimit-remaining-requests",
+    XRatelimitResetRequests = "x-ratelimit-reset-requests",
+    XRatelimitLimitTokens = "x-ratelimit-limit-tokens",
+    XRatelimitRemainingTokens = "x-ratelimit-remaining-tokens",
+    XRatelimitResetTokens = "x-ratelimit-reset-tokens",
 }
 
 impl Known {
     /// The name as a number. Case does not matter. Costs a hash of three bytes and one comparison.
+    #[inline]
     pub fn of(name: &[u8]) -> Known {
         let Some(slot) = slot(name) else {
             return Known::Other;
         };
-        match ALL.get(usize::from(SLOTS[slot])) {
-            Some((known, spelt)) if same(name, spelt.as_bytes()) => *known,
-            _ => Known::Other,
-        }
+        let Some((known, spelt)) = ALL.get(usize::from(SLOTS[slot])) else {
+            return Known::Other;
+        };
+        let [start, end] = ends(name);
+        let lower = &ENDS[usize::from(SLOTS[slot])];
+        let differ = differ(start, lower[0]) | differ(end, lower[1]);
+        // The middle of few names is neither of their ends.
+        let spelt = differ == 0
+            && name.len() == spelt.len()
+            && (name.len() <= 16 || same(name, spelt.as_bytes()));
+        if spelt { *known } else { Known::Other }
     }
 
     /// This name's bit in a set of names; [`Known::Other`] has none.
@@ -333,37 +354,164 @@ fn family(name: &[u8], known: Known) -> Family {
     if same(head, prefix.as_bytes()) { family } else { Family::None }
 }
 
-/// Appends the client's fields that may go to a backend, one line each, except those whose names
-/// stand in `own`: what the gateway says itself is said once.
-pub fn copy_up(out: &mut Vec<u8>, buf: &[u8], fields: &[Field], forward: &Forward, own: &[Own]) {
-    for field in fields {
-        let name = field.name.of(buf);
-        if crosses_up(name, field.known, field.listed, forward) && !is_own(name, own) {
-            copy_line(out, buf, field);
+/// The name of a field that the gateway itself says.
+#[derive(Debug)]
+pub struct Name {
+    /// The name, `: `, and spaces up to the end, so that all names are copied by the same code.
+    text: [u8; Name::MAX + 2],
+    len: usize,
+    known: Known,
+}
+
+impl Name {
+    const MAX: usize = 30;
+
+    /// For names in lower case, at compile time.
+    ///
+    /// # Panics
+    /// If the other side's field of that name could pass beside ours: it must be a known one, or one
+    /// that nobody but the gateway may say.
+    pub const fn new(name: &'static str) -> Name {
+        let name = name.as_bytes();
+        let mut known = Known::Other;
+        let mut i = 0;
+        while i < ALL.len() {
+            if ALL[i].1.len() == name.len() && begins(name, ALL[i].1.as_bytes()) {
+                known = ALL[i].0;
+            }
+            i += 1;
+        }
+        let ours = begins(name, b"x-forebay-") || begins(name, b"x-accel-");
+        assert!(ours || !matches!(known, Known::Other), "make it a known name");
+        let mut text = [b' '; Name::MAX + 2];
+        let mut i = 0;
+        while i < name.len() {
+            assert!(is_token_byte(name[i]) && !name[i].is_ascii_uppercase());
+            text[i] = name[i];
+            i += 1;
+        }
+        text[i] = b':';
+        Name { text, len: i + 2, known }
+    }
+}
+
+const fn begins(name: &[u8], prefix: &[u8]) -> bool {
+    let mut i = 0;
+    while i < prefix.len() && i < name.len() && name[i] == prefix[i] {
+        i += 1;
+    }
+    i == prefix.len()
+}
+
+/// What the gateway itself says in one head: each field replaces the other side's of that name.
+#[derive(Clone, Copy, Debug)]
+pub struct Own<'a> {
+    lines: [(&'static Name, &'a [u8]); OWN_MAX],
+    len: usize,
+    /// The names, by bit.
+    names: u64,
+}
+
+/// What all that the gateway may have to say in one head comes to.
+const OWN_MAX: usize = 14;
+
+impl Default for Own<'_> {
+    fn default() -> Self {
+        static NONE: Name = Name::new("x-forebay-none");
+        Own { lines: [(&NONE, b""); OWN_MAX], len: 0, names: 0 }
+    }
+}
+
+impl<'a> Own<'a> {
+    /// Adds a field whose value is ours, or was checked: legal.
+    #[inline]
+    pub fn say(&mut self, name: &'static Name, value: &'a [u8]) {
+        debug_assert!(is_value(value));
+        self.names |= name.known.bit();
+        if let Some(line) = self.lines.get_mut(self.len) {
+            *line = (name, value);
+            self.len += 1;
         }
     }
+
+    /// Adds a field whose value comes from elsewhere. With an illegal one the field is left out rather
+    /// than written, and so is the other side's: a model's name or an identifier from outside must
+    /// not become a second field.
+    pub fn quote(&mut self, name: &'static Name, value: &'a [u8]) {
+        if is_value(value) {
+            self.say(name, value);
+        } else {
+            self.names |= name.known.bit();
+        }
+    }
+}
+
+/// Appends the client's fields that may go to a backend, one line each, except those whose names
+/// stand in `own`: what the gateway says itself is said once.
+pub fn copy_up(out: &mut Vec<u8>, buf: &[u8], fields: &[Field], forward: &Forward, own: &Own) {
+    copy(out, buf, fields, own.names | UP_NEVER, UP, |field| {
+        crosses_up(field.name.of(buf), field.known, field.listed, forward)
+    });
 }
 
 /// Appends the backend's fields that may go to the client, except those named in `own`.
-pub fn copy_down(out: &mut Vec<u8>, buf: &[u8], fields: &[Field], own: &[Own]) {
-    for field in fields {
-        let name = field.name.of(buf);
-        if crosses_down(name, field.known, field.listed) && !is_own(name, own) {
-            copy_line(out, buf, field);
-        }
-    }
+pub fn copy_down(out: &mut Vec<u8>, buf: &[u8], fields: &[Field], own: &Own) {
+    copy(out, buf, fields, own.names | DOWN_NEVER, !0, |field| {
+        crosses_down(field.name.of(buf), field.known, field.listed)
+    });
 }
 
-/// A field that the gateway itself says: a lower-case name and a value.
-pub type Own<'a> = (&'a str, &'a [u8]);
-
-/// Appends the gateway's own fields. One with an illegal name or value is left out rather than
-/// written: a model's name or an identifier from outside must not become a second field.
-pub fn copy_own(out: &mut Vec<u8>, own: &[Own]) {
-    for (name, value) in own {
-        if is_token(name.as_bytes()) && is_value(value) {
-            line(out, name.as_bytes(), value);
+/// Appends fields but those that are listed or among `never`: those among `always`, and of the others
+/// those that cross. Most lines already stand in `buf` just as they would be written: neighbours go
+/// in one piece.
+#[inline(always)]
+fn copy(
+    out: &mut Vec<u8>,
+    buf: &[u8],
+    fields: &[Field],
+    never: u64,
+    always: u64,
+    crosses: impl Fn(&Field) -> bool,
+) {
+    let mut piece = Span::default();
+    for field in fields {
+        let bit = field.known.bit();
+        if field.listed || bit & never != 0 || (bit & always == 0 && !crosses(field)) {
+            continue;
         }
+        let (name, value) = (field.name, field.value);
+        let whole = Span { start: name.start, end: value.end.saturating_add(2) };
+        let gap = Span { start: name.end, end: value.start };
+        let end = Span { start: value.end, end: whole.end };
+        let stands = gap.of(buf) == b": " && end.of(buf) == b"\r\n";
+        if stands && piece.end == whole.start {
+            piece.end = whole.end;
+            continue;
+        }
+        if !piece.is_empty() {
+            out.extend_from_slice(piece.of(buf));
+        }
+        if stands {
+            piece = whole;
+        } else {
+            piece = Span::default();
+            out.extend_from_slice(name.of(buf));
+            out.extend_from_slice(b": ");
+            out.extend_from_slice(value.of(buf));
+            out.extend_from_slice(b"\r\n");
+        }
+    }
+    out.extend_from_slice(piece.of(buf));
+}
+
+/// Appends the gateway's own fields.
+pub fn copy_own(out: &mut Vec<u8>, own: &Own) {
+    for (name, value) in own.lines.get(..own.len).unwrap_or_default() {
+        let start = out.len();
+        out.extend_from_slice(&name.text);
+        out.truncate(start + name.len);
+        out.extend_from_slice(value);
+        out.extend_from_slice(b"\r\n");
     }
 }
 
@@ -380,33 +528,12 @@ pub fn escape_value(out: &mut Vec<u8>, text: &[u8]) {
     }
 }
 
-fn is_own(name: &[u8], own: &[Own]) -> bool {
-    own.iter().any(|(taken, _)| name.eq_ignore_ascii_case(taken.as_bytes()))
-}
-
-/// Most lines already stand in `buf` just as they would be written: one copy instead of four.
-fn copy_line(out: &mut Vec<u8>, buf: &[u8], field: &Field) {
-    let (name, value) = (field.name, field.value);
-    let gap = Span { start: name.end, end: value.start }.of(buf);
-    let whole = Span { start: name.start, end: value.end.saturating_add(2) }.of(buf);
-    if gap == b": " && whole.ends_with(b"\r\n") {
-        out.extend_from_slice(whole);
-    } else {
-        line(out, name.of(buf), value.of(buf));
-    }
-}
-
-fn line(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
-    out.reserve(name.len() + value.len() + 4);
-    out.extend_from_slice(name);
-    out.extend_from_slice(b": ");
-    out.extend_from_slice(value);
-    out.extend_from_slice(b"\r\n");
-}
-
 /// Whether these bytes are a token (RFC 9110, 5.6.2), as names and methods are.
 pub fn is_token(bytes: &[u8]) -> bool {
-    !bytes.is_empty() && bytes.iter().all(|&byte| is_token_byte(byte))
+    // Without a branch for each byte.
+    let (eights, rest) = bytes.as_chunks::<8>();
+    let whole = |eight: &[u8; 8]| eight.iter().fold(true, |whole, &b| whole & is_token_byte(b));
+    !bytes.is_empty() && eights.iter().all(whole) && rest.iter().all(|&b| is_token_byte(b))
 }
 
 pub(super) const fn is_token_byte(byte: u8) -> bool {
@@ -418,7 +545,12 @@ pub(super) const fn is_token_byte(byte: u8) -> bool {
 /// the ends (where it would not survive a hop).
 pub fn is_value(bytes: &[u8]) -> bool {
     let blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
-    bytes.iter().all(|&byte| is_value_byte(byte)) && !blank(bytes.first()) && !blank(bytes.last())
+    let (eights, rest) = bytes.as_chunks();
+    let sound = |bytes: &[u8]| bytes.iter().all(|&byte| is_value_byte(byte));
+    eights.iter().all(|eight| control(u64::from_le_bytes(*eight)) == 0 || sound(eight))
+        && sound(rest)
+        && !blank(bytes.first())
+        && !blank(bytes.last())
 }
 
 pub(super) const fn is_value_byte(byte: u8) -> bool {
@@ -443,33 +575,92 @@ pub(super) const fn byte_set(others: &[u8]) -> [bool; 256] {
 }
 
 /// Whether `name` spells `lower` in any case. `lower` is made of lower-case letters, digits and
-/// `-` alone, so that case is bit 5 of the bytes that have bit 6; eight bytes are compared at once,
-/// as this is asked for each field of each message.
+/// `-` alone.
 fn same(name: &[u8], lower: &[u8]) -> bool {
-    let len = lower.len();
-    if name.len() != len {
-        return false;
+    let differ = |(&a, &b): (&u8, &u8)| differ(a.into(), b.into()) != 0;
+    name.len() == lower.len() && !name.iter().zip(lower).any(differ)
+}
+
+/// The bits that keep bytes from spelling lower-case letters, digits and `-`: case is bit 5 of the
+/// bytes that have bit 6.
+const fn differ(bytes: u64, lower: u64) -> u64 {
+    (bytes ^ lower) & !((lower & 0x4040_4040_4040_4040) >> 1)
+}
+
+/// All bytes of a name of at most sixteen, some of them twice; of a longer one, those at its ends.
+#[inline]
+const fn ends(name: &[u8]) -> [u64; 2] {
+    if let (Some(start), Some(end)) = (name.first_chunk(), name.last_chunk()) {
+        return [u64::from_le_bytes(*start), u64::from_le_bytes(*end)];
     }
-    let differ = |name: u64, lower: u64| (name ^ lower) & !((lower & 0x4040_4040_4040_4040) >> 1);
-    let word = |bytes: &[u8], at: usize| {
-        let eight = bytes.get(at..at + 8).and_then(|eight| <[u8; 8]>::try_from(eight).ok());
-        u64::from_le_bytes(eight.unwrap_or_default())
-    };
-    if len < 8 {
-        let mut diff = 0;
-        for (&byte, &wanted) in name.iter().zip(lower) {
-            diff |= differ(u64::from(byte), u64::from(wanted));
+    if let (Some(start), Some(end)) = (name.first_chunk(), name.last_chunk()) {
+        return [u32::from_le_bytes(*start) as u64, u32::from_le_bytes(*end) as u64];
+    }
+    match name {
+        [first, .., last] => [*first as u64 | (name[1] as u64) << 8, *last as u64],
+        [only] => [*only as u64, 0],
+        [] => [0, 0],
+    }
+}
+
+static ENDS: [[u64; 2]; ALL.len()] = {
+    let mut all = [[0; 2]; ALL.len()];
+    let mut i = 0;
+    while i < ALL.len() {
+        all[i] = ends(ALL[i].1.as_bytes());
+        i += 1;
+    }
+    all
+};
+
+/// How many bytes stand before the first that `mark` sets bits in; all if it marks none. `mark` is
+/// asked of eight bytes at once, of which the first is the lowest, and must be exact about the first
+/// that it marks, not about those behind it.
+#[inline(always)]
+pub(super) fn find(bytes: &[u8], mark: impl Fn(u64) -> u64) -> usize {
+    let (eights, rest) = bytes.as_chunks();
+    for (index, eight) in eights.iter().enumerate() {
+        let marks = mark(u64::from_le_bytes(*eight));
+        if marks != 0 {
+            return 8 * index + place(marks);
         }
-        return diff == 0;
     }
-    // The last eight bytes may overlap the ones before.
-    let mut diff = differ(word(name, len - 8), word(lower, len - 8));
-    let mut at = 0;
-    while at + 8 < len {
-        diff |= differ(word(name, at), word(lower, at));
-        at += 8;
-    }
-    diff == 0
+    // What stands behind the end is zeros, which may be marked.
+    8 * eights.len() + rest.len().min(place(mark(word(rest))))
+}
+
+/// Up to eight bytes as one word, with zeros behind them.
+fn word(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+}
+
+/// Which of eight bytes is the first that is marked; the eighth behind them for none.
+const fn place(marks: u64) -> usize {
+    // At most 8.
+    (marks.trailing_zeros() / 8) as usize
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+const TOPS: u64 = 0x80 * ONES;
+
+/// Marks bytes below `bound`, which is at most 0x80 (Anderson, "Bit Twiddling Hacks").
+pub(super) const fn below(word: u64, bound: u8) -> u64 {
+    word.wrapping_sub(ONES * bound as u64) & !word & TOPS
+}
+
+/// Marks bytes of this value.
+pub(super) const fn equals(word: u64, byte: u8) -> u64 {
+    below(word ^ (ONES * byte as u64), 1)
+}
+
+/// Marks bytes outside ASCII.
+pub(super) const fn high(word: u64) -> u64 {
+    word & TOPS
+}
+
+/// Marks control bytes, of which tab is one.
+pub(super) const fn control(word: u64) -> u64 {
+    below(word, b' ') | equals(word, 0x7f)
 }
 
 /// Where a name's number stands in [`SLOTS`]; `None` for the empty name. Three bytes and the
@@ -489,7 +680,7 @@ const fn slot(name: &[u8]) -> Option<usize> {
 }
 
 const SLOTS_LEN: usize = 256;
-const MIX: [usize; 4] = [218, 138, 117, 3];
+const MIX: [usize; 4] = [175, 34, 40, 20];
 
 static SLOTS: [u8; SLOTS_LEN] = {
     let mut slots = [u8::MAX; SLOTS_LEN];
@@ -693,14 +884,52 @@ mod tests {
             field("Baggage", b'e'),
             field("Tracestate", b'f'),
         ];
-        let own: [Own; 4] =
-            [("accept", b"c"), ("x-a", b"1\r\nx-b: 2"), ("x-c", b" 3"), ("bad name", b"4")];
+        static NAMES: [Name; 3] =
+            [Name::new("accept"), Name::new("x-request-id"), Name::new("traceparent")];
+        let mut own = Own::default();
+        for (name, value) in NAMES.iter().zip([&b"c"[..], b"1\r\nx-b: 2", b" 3"]) {
+            own.quote(name, value);
+        }
         let mut out = Vec::new();
         copy_up(&mut out, buf, &fields, &Forward::default(), &own);
         copy_own(&mut out, &own);
         let wanted =
             "User-Agent: a\r\nRange: c\r\nB3: d\r\nBaggage: e\r\nTracestate: f\r\naccept: c\r\n";
         assert_eq!(String::from_utf8(out).unwrap(), wanted);
+    }
+
+    #[test]
+    fn bytes_in_blocks_are_judged_as_one_by_one() {
+        // Each byte at each place of texts around a block's length, once alone and once behind another.
+        for len in 1..=19 {
+            for at in 0..len {
+                for byte in 0..=255u8 {
+                    let mut text = vec![b'a'; len];
+                    text[at] = byte;
+                    for before in [b'a', b'\r', b':', 0x80] {
+                        text[at.saturating_sub(3)] = before;
+                        text[at] = byte;
+                        let first = |hit: &dyn Fn(u8) -> bool| {
+                            text.iter().position(|&byte| hit(byte)).unwrap_or(len)
+                        };
+                        assert_eq!(find(&text, control), first(&|byte| byte < 32 || byte == 127));
+                        assert_eq!(find(&text, |word| equals(word, b':')), first(&|b| b == b':'));
+                        assert_eq!(find(&text, |word| below(word, b'!')), first(&|b| b < b'!'));
+                        assert_eq!(find(&text, high), first(&|b| b >= 128));
+                        let token =
+                            |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+                        assert_eq!(is_token(&text), text.iter().all(|&b| token(b)));
+                        let legal = |b: u8| b == b'\t' || b >= b' ' && b != 127;
+                        let blank = |b: u8| b == b' ' || b == b'\t';
+                        let wanted = text.iter().all(|&b| legal(b))
+                            && !blank(text[0])
+                            && !blank(text[len - 1]);
+                        assert_eq!(is_value(&text), wanted, "{text:?}");
+                    }
+                }
+            }
+        }
+        assert!(!is_token(b"") && is_value(b""));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use crate::client::Client;
 use crate::meter::{Booked, Ending};
 use crate::pure::answer::{Refusal, push_decimal};
 use crate::pure::board::{Dry, ScopeKind};
-use crate::pure::fields::Own;
+use crate::pure::fields::{Name, Own};
 use crate::pure::limit::{Amount, Denied, Grant, Quota, Quotas, Scopes, What};
 use crate::pure::plan::{Plan, Price, Reserve, Unwritten};
 use crate::pure::units::{Instant, KeyId, ModelId, RouteId, TenantId};
@@ -233,9 +233,13 @@ pub struct QuotaFields {
     ends: [u8; 6],
 }
 
-const NAMES: [[&str; 3]; 2] = [
-    ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
-    ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+static NAMES: [Name; 6] = [
+    Name::new("x-ratelimit-limit-requests"),
+    Name::new("x-ratelimit-remaining-requests"),
+    Name::new("x-ratelimit-reset-requests"),
+    Name::new("x-ratelimit-limit-tokens"),
+    Name::new("x-ratelimit-remaining-tokens"),
+    Name::new("x-ratelimit-reset-tokens"),
 ];
 
 impl QuotaFields {
@@ -255,18 +259,16 @@ impl QuotaFields {
         fields
     }
 
-    /// Fields with their values; empty names where a limit is not in force.
-    pub fn own(&self) -> [Own<'_>; 6] {
-        let mut own: [Own; 6] = [("", b""); 6];
+    /// Says the limits that are in force.
+    pub fn say<'a>(&'a self, own: &mut Own<'a>) {
         let mut start = 0;
-        for (index, &end) in self.ends.iter().enumerate() {
+        for (name, &end) in NAMES.iter().zip(&self.ends) {
             let end = usize::from(end);
             if end > start {
-                own[index] = (NAMES[index / 3][index % 3], &self.text[start..end]);
+                own.say(name, &self.text[start..end]);
                 start = end;
             }
         }
-        own
     }
 }
 
@@ -357,6 +359,7 @@ fn refusal(denied: &Denied, ask: Amount) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pure::fields::copy_own;
 
     #[test]
     fn durations_are_written_as_openai_writes_them() {
@@ -387,14 +390,20 @@ mod tests {
         let quota = |limit, left, reset| Quota { limit, left, reset: Duration::from_secs(reset) };
         let both = Quotas { requests: Some(quota(60, 59, 1)), tokens: Some(quota(u64::MAX, 0, 7)) };
         let fields = QuotaFields::new(&both);
-        let own = fields.own();
-        assert_eq!(own[0], ("x-ratelimit-limit-requests", &b"60"[..]));
-        assert_eq!(own[2], ("x-ratelimit-reset-requests", &b"1s"[..]));
-        assert_eq!(own[3].1, u64::MAX.to_string().as_bytes());
-        assert_eq!(own[5], ("x-ratelimit-reset-tokens", &b"7s"[..]));
+        let said = |fields: &QuotaFields| {
+            let mut own = Own::default();
+            fields.say(&mut own);
+            let mut out = Vec::new();
+            copy_own(&mut out, &own);
+            String::from_utf8(out).expect("ASCII")
+        };
+        let of_tokens = "x-ratelimit-limit-tokens: 18446744073709551615\r\n\
+            x-ratelimit-remaining-tokens: 0\r\nx-ratelimit-reset-tokens: 7s\r\n";
+        let of_requests = "x-ratelimit-limit-requests: 60\r\n\
+            x-ratelimit-remaining-requests: 59\r\nx-ratelimit-reset-requests: 1s\r\n";
+        assert_eq!(said(&QuotaFields::new(&both)), [of_requests, of_tokens].concat());
         let tokens = QuotaFields::new(&Quotas { requests: None, ..both });
-        let own = tokens.own();
-        assert_eq!((own[0], own[4].1), (("", &b""[..]), &b"0"[..]));
-        assert_eq!(QuotaFields::default().own(), [("", &b""[..]); 6]);
+        assert_eq!(said(&tokens), of_tokens);
+        assert_eq!(said(&QuotaFields::default()), "");
     }
 }

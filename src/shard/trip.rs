@@ -16,7 +16,7 @@ use crate::pool::Conn;
 use crate::pure::answer::{self, Refusal};
 use crate::pure::board::{Held, Hold};
 use crate::pure::dialect::Endpoint;
-use crate::pure::fields::{Known, Own};
+use crate::pure::fields::{self, Known, Name, Own};
 use crate::pure::h1::{self, Decoder, Framing, Version};
 use crate::pure::plan::{Backend, OverBudget, Sync, Timeouts};
 use crate::pure::relay::{Broken, Relay, Seen, Watch};
@@ -159,14 +159,9 @@ impl Trip {
             }
             _ => {}
         }
-        for (name, value) in self.quotas.own() {
-            if !name.is_empty() {
-                fields.extend_from_slice(name.as_bytes());
-                fields.extend_from_slice(b": ");
-                fields.extend_from_slice(value);
-                fields.extend_from_slice(b"\r\n");
-            }
-        }
+        let mut own = Own::default();
+        self.quotas.say(&mut own);
+        fields::copy_own(&mut fields, &own);
         self.write(client, refusal.status, &refusal.body(envelope), &fields, keep);
     }
 
@@ -247,12 +242,13 @@ impl Trip {
         let pool = &self.plan.pools[backend.pool.index()];
         let mut id = [0; RequestId::MAX + 4];
         let id = attempt_id(&mut id, self.done.request_id.as_str(), self.done.attempts);
-        let mut own: [Own; 3] = [("x-request-id", id), ("", b""), ("", b"")];
+        let mut own = Own::default();
+        own.say(&X_REQUEST_ID, id);
         if let Some(key) = &backend.api_key {
-            own[1] = ("authorization", key.expose().as_bytes());
+            own.quote(&AUTHORIZATION, key.expose().as_bytes());
         }
         if let Some(theirs) = head.field(bytes, Known::XRequestId) {
-            own[2] = ("x-correlation-id", theirs);
+            own.quote(&X_CORRELATION_ID, theirs);
         }
         let length = call.splices.new_len(body.len()) as u64;
         let framing = match head.framing {
@@ -387,23 +383,23 @@ impl Trip {
             let running = self.shard.shared.phase() == Phase::Running;
             self.keep_alive &= keep_alive && self.body_read && running;
             self.done.status = status;
-            let mut attempts = Vec::with_capacity(3);
-            answer::push_decimal(&mut attempts, u64::from(self.done.attempts));
-            let mut own: [Own; 14] = [("", b""); 14];
-            own[0] = ("x-request-id", self.done.request_id.as_str().as_bytes());
-            own[1] = ("x-forebay-route", plan.routes[call.route.index()].name.as_bytes());
-            own[2] = ("x-forebay-backend", backend.name.as_bytes());
-            own[3] = ("x-forebay-attempt", &attempts);
+            let digits = digits(self.done.attempts);
+            let attempts = digits.trim_ascii_start();
+            let mut own = Own::default();
+            own.say(&X_REQUEST_ID, self.done.request_id.as_str().as_bytes());
+            own.quote(&X_FOREBAY_ROUTE, plan.routes[call.route.index()].name.as_bytes());
+            own.quote(&X_FOREBAY_BACKEND, backend.name.as_bytes());
+            own.say(&X_FOREBAY_ATTEMPT, attempts);
             if coded {
-                own[4] = ("content-encoding", b"identity");
+                own.say(&CONTENT_ENCODING, b"identity");
             }
             if let Some(downgraded) = &self.downgraded {
-                own[5] = ("x-forebay-fallback", downgraded.as_bytes());
+                own.quote(&X_FOREBAY_FALLBACK, downgraded.as_bytes());
             }
-            own[6..12].copy_from_slice(&self.quotas.own());
+            self.quotas.say(&mut own);
             if streamed {
-                own[12] = ("cache-control", b"no-cache");
-                own[13] = ("x-accel-buffering", b"no");
+                own.say(&CACHE_CONTROL, b"no-cache");
+                own.say(&X_ACCEL_BUFFERING, b"no");
             }
             let answer = h1::Answer {
                 status,
@@ -435,12 +431,12 @@ impl Trip {
         }
         self.head_sent = true;
         self.done.status = 200;
-        let mut own: [Own; 10] = [("", b""); 10];
-        own[0] = ("content-type", b"text/event-stream");
-        own[1] = ("x-request-id", self.done.request_id.as_str().as_bytes());
-        own[2] = ("cache-control", b"no-cache");
-        own[3] = ("x-accel-buffering", b"no");
-        own[4..].copy_from_slice(&self.quotas.own());
+        let mut own = Own::default();
+        own.say(&CONTENT_TYPE, b"text/event-stream");
+        own.say(&X_REQUEST_ID, self.done.request_id.as_str().as_bytes());
+        own.say(&CACHE_CONTROL, b"no-cache");
+        own.say(&X_ACCEL_BUFFERING, b"no");
+        self.quotas.say(&mut own);
         let answer = h1::Answer {
             status: 200,
             version: client.head.version,
@@ -575,6 +571,18 @@ impl Drop for Trip {
     }
 }
 
+static AUTHORIZATION: Name = Name::new("authorization");
+static CACHE_CONTROL: Name = Name::new("cache-control");
+static CONTENT_ENCODING: Name = Name::new("content-encoding");
+static CONTENT_TYPE: Name = Name::new("content-type");
+static X_ACCEL_BUFFERING: Name = Name::new("x-accel-buffering");
+static X_CORRELATION_ID: Name = Name::new("x-correlation-id");
+static X_FOREBAY_ATTEMPT: Name = Name::new("x-forebay-attempt");
+static X_FOREBAY_BACKEND: Name = Name::new("x-forebay-backend");
+static X_FOREBAY_FALLBACK: Name = Name::new("x-forebay-fallback");
+static X_FOREBAY_ROUTE: Name = Name::new("x-forebay-route");
+static X_REQUEST_ID: Name = Name::new("x-request-id");
+
 /// A body up to this length is copied behind its head: for the kernel, one piece costs less than two.
 const COPIED_MAX: u64 = 2 * 1024;
 /// Pieces of a request that are sent in one go: its head, and the body around three splices.
@@ -698,6 +706,12 @@ fn attempt_id<'a>(out: &'a mut [u8], request: &str, attempt: u8) -> &'a [u8] {
         at += 3;
     }
     &out[..at]
+}
+
+/// A number with blanks before it.
+fn digits(number: u8) -> [u8; 3] {
+    let digit = |unit| if number >= unit { b'0' + number / unit % 10 } else { b' ' };
+    [digit(100), digit(10), b'0' + number % 10]
 }
 
 /// Makes request ids: a random start for each shard and process, then a count.

@@ -20,7 +20,7 @@ pub struct Outgoing<'a> {
     /// The pool's additions to what crosses.
     pub forward: &'a Forward,
     /// Credential, request id, trace: each replaces the client's field of that name.
-    pub own: &'a [Own<'a>],
+    pub own: &'a Own<'a>,
 }
 
 /// Appends the whole head of a request to a backend. `buf` and `fields` are the client's parsed
@@ -53,18 +53,23 @@ pub struct Answer<'a> {
     /// Whether the connection serves another request after this one.
     pub keep_alive: bool,
     /// Request id, limits, what a stream needs: each replaces the backend's field of that name.
-    pub own: &'a [Own<'a>],
+    pub own: &'a Own<'a>,
 }
 
 /// Appends the whole head of an answer to a client. `buf` and `fields` are the backend's parsed
 /// head; both are empty for an answer of the gateway's own.
 pub fn write_response(out: &mut Vec<u8>, head: &Answer, buf: &[u8], fields: &[Field]) {
     out.reserve(buf.len().min(4_096) + 256);
-    out.extend_from_slice(b"HTTP/1.1 ");
-    number(out, u64::from(head.status));
-    out.push(b' ');
-    out.extend_from_slice(reason(head.status).as_bytes());
-    out.extend_from_slice(b"\r\n");
+    if head.status == 200 {
+        // In one piece what nearly all answers begin with.
+        out.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
+    } else {
+        out.extend_from_slice(b"HTTP/1.1 ");
+        number(out, u64::from(head.status));
+        out.push(b' ');
+        out.extend_from_slice(reason(head.status).as_bytes());
+        out.extend_from_slice(b"\r\n");
+    }
     fields::copy_down(out, buf, fields, head.own);
     fields::copy_own(out, head.own);
     framing(out, head.framing);
@@ -90,24 +95,23 @@ fn framing(out: &mut Vec<u8>, framing: Framing) {
 
 fn number(out: &mut Vec<u8>, mut rest: u64) {
     let mut digits = [0u8; 20];
-    let mut used = 0;
-    for cell in digits.iter_mut().rev() {
+    let mut at = digits.len();
+    while let Some(before) = at.checked_sub(1) {
+        at = before;
         // A decimal digit fits a u8.
-        *cell = b'0' + (rest % 10) as u8;
-        used += 1;
+        digits[at] = b'0' + (rest % 10) as u8;
         rest /= 10;
         if rest == 0 {
             break;
         }
     }
-    out.extend_from_slice(digits.get(20 - used..).unwrap_or_default());
+    out.extend_from_slice(digits.get(at..).unwrap_or_default());
 }
 
 /// Reason phrases of the statuses that backends and the gateway use; empty for others, which is
 /// legal and what HTTP/2 made of them all.
 fn reason(status: u16) -> &'static str {
     match status {
-        200 => "OK",
         201 => "Created",
         202 => "Accepted",
         204 => "No Content",
@@ -144,6 +148,7 @@ mod tests {
     //! Goal: what is written is read back as it was meant. Method: through the parser.
     use super::super::{Limits, Method, Parse, Request, Response, parse_request, parse_response};
     use super::*;
+    use crate::pure::fields::Name;
 
     #[test]
     fn numbers_are_decimal() {
@@ -162,8 +167,12 @@ mod tests {
             Content-Length: 2\r\n\r\n{}";
         let mut request = Request::default();
         assert_eq!(parse_request(buf, &Limits::default(), &mut request), Ok(Parse::Complete));
-        let own: [Own; 3] =
-            [("authorization", b"Bearer ours"), ("x-request-id", b"r1"), ("traceparent", b"new")];
+        static NAMES: [Name; 3] =
+            [Name::new("authorization"), Name::new("x-request-id"), Name::new("traceparent")];
+        let mut own = Own::default();
+        for (name, value) in NAMES.iter().zip([&b"Bearer ours"[..], b"r1", b"new"]) {
+            own.say(name, value);
+        }
         let head = Outgoing {
             method: request.method.name(buf),
             target: b"/v1/x?a=b",
@@ -195,7 +204,9 @@ mod tests {
             [(Version::Http11, true), (Version::Http11, false), (Version::Http10, true)]
         {
             for framing in [Framing::Length(3), Framing::Chunked, Framing::UntilClose] {
-                let own: [Own; 1] = [("cache-control", b"no-cache")];
+                static CACHE_CONTROL: Name = Name::new("cache-control");
+                let mut own = Own::default();
+                own.say(&CACHE_CONTROL, b"no-cache");
                 let answer =
                     Answer { status: response.status, version, framing, keep_alive, own: &own };
                 let mut out = Vec::new();
@@ -229,7 +240,7 @@ mod tests {
                 version: Version::Http11,
                 framing: Framing::Length(0),
                 keep_alive: true,
-                own: &[],
+                own: &Own::default(),
             };
             let mut out = Vec::new();
             write_response(&mut out, &answer, b"", &[]);

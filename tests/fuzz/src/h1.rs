@@ -1,7 +1,7 @@
 //! HTTP/1.1: a message has one reading or is refused, however it drips in; what is written is read
 //! back the same. Oracles: readers of whole heads and whole chunked bodies that split lines.
 
-use crate::pure::fields::{self, Field, Forward, Own};
+use crate::pure::fields::{self, Field, Forward, Name, Own};
 use crate::pure::h1::{
     Answer, BasePath, BodyFault, Decoder, Framing, LAST_CHUNK, Limits, Method, Outgoing, Parse,
     Request, Response, Version, append_chunk, parse_request, parse_response, write_request,
@@ -176,8 +176,12 @@ fn forwarded(rng: &mut Rng, buf: &[u8], request: &Request) {
     // An identifier from outside: whatever stands in the buffer.
     let from = pick(rng, buf.len() + 1);
     let id = &buf[from..buf.len().min(from + pick(rng, 24))];
-    let own: [Own; 3] = [("authorization", b"Bearer ours"), ("x-request-id", id), ("baggage", b"")];
-    let own = &own[..pick(rng, 4)];
+    static NAMES: [Name; 3] =
+        [Name::new("authorization"), Name::new("x-request-id"), Name::new("baggage")];
+    let said: [Line; 3] =
+        [(b"authorization", b"Bearer ours"), (b"x-request-id", id), (b"baggage", b"")];
+    let said = &said[..pick(rng, 4)];
+    let own = &quoted(&NAMES, said);
     let head = Outgoing {
         method: request.method.name(buf),
         target,
@@ -199,14 +203,12 @@ fn forwarded(rng: &mut Rng, buf: &[u8], request: &Request) {
     assert!(back.keep_alive && !back.expect_continue);
     let mut expected: Vec<(&[u8], &[u8])> =
         vec![(b"host", b"backend:8000"), (b"accept-encoding", b"identity")];
-    expected.extend(crossing(buf, &request.fields, own, |name, field| {
+    expected.extend(crossing(buf, &request.fields, said, |name, field| {
         fields::crosses_up(name, field.known, field.listed, &forward)
     }));
-    check_written(out, &back.fields, &expected, request.framing, own);
+    check_written(out, &back.fields, &expected, request.framing, said);
     for (name, value) in read(out, &back.fields) {
-        let ours = own
-            .iter()
-            .any(|&(own, said)| name.eq_ignore_ascii_case(own.as_bytes()) && value == said);
+        let ours = said.iter().any(|&(own, said)| name.eq_ignore_ascii_case(own) && value == said);
         for never in CREDENTIALS_AND_HOPS {
             assert!(ours || !name.eq_ignore_ascii_case(never.as_bytes()), "{never} crossed");
         }
@@ -329,8 +331,10 @@ fn relayed(rng: &mut Rng, buf: &[u8], response: &Response, method: Method) {
     let (framing, keep_alive) = request.reply_framing(response.framing, rng.below(2) == 0);
     let from = pick(rng, buf.len() + 1);
     let id = &buf[from..buf.len().min(from + pick(rng, 24))];
-    let own: [Own; 2] = [("x-request-id", id), ("cache-control", b"no-cache")];
-    let own = &own[..pick(rng, 3)];
+    static NAMES: [Name; 2] = [Name::new("x-request-id"), Name::new("cache-control")];
+    let said: [Line; 2] = [(b"x-request-id", id), (b"cache-control", b"no-cache")];
+    let said = &said[..pick(rng, 3)];
+    let own = &quoted(&NAMES, said);
     let answer =
         Answer { status: response.status, version: request.version, framing, keep_alive, own };
     let mut out = Vec::new();
@@ -340,13 +344,13 @@ fn relayed(rng: &mut Rng, buf: &[u8], response: &Response, method: Method) {
     assert_eq!(parse_response(&out, &WIDE, method, &mut back), Ok(Parse::Complete));
     assert_eq!((back.status, back.head_len), (response.status, out.len()));
     assert_eq!((back.framing, back.keep_alive), (framing, keep_alive));
-    let mut expected: Vec<(&[u8], &[u8])> = crossing(buf, &response.fields, own, |name, field| {
+    let mut expected: Vec<(&[u8], &[u8])> = crossing(buf, &response.fields, said, |name, field| {
         fields::crosses_down(name, field.known, field.listed)
     })
     .collect();
     let mut read_back = read(&out, &back.fields);
     read_back.retain(|(name, _)| !name.eq_ignore_ascii_case(b"connection"));
-    expected.extend(said(own));
+    expected.extend(legal(said));
     expected.extend(framing_line(framing));
     let expected: Vec<_> =
         expected.iter().map(|(n, v)| (n.to_ascii_lowercase(), v.to_vec())).collect();
@@ -432,20 +436,27 @@ fn check_connection(parsed: &[Field], buf: &[u8], lines: &[Line], version: Versi
 fn crossing<'b>(
     buf: &'b [u8],
     parsed: &'b [Field],
-    own: &'b [Own],
+    own: &'b [Line],
     crosses: impl Fn(&[u8], &Field) -> bool + 'b,
 ) -> impl Iterator<Item = Line<'b>> + 'b {
     parsed.iter().map(move |field| (field, field.name.of(buf))).filter_map(move |(field, name)| {
-        let taken = own.iter().any(|(own, _)| name.eq_ignore_ascii_case(own.as_bytes()));
+        let taken = own.iter().any(|(own, _)| name.eq_ignore_ascii_case(own));
         (crosses(name, field) && !taken).then(|| (name, field.value.of(buf)))
     })
 }
 
-/// The gateway's own fields that are fit to be said.
-fn said<'b>(own: &'b [Own<'b>]) -> impl Iterator<Item = Line<'b>> + 'b {
-    own.iter()
-        .filter(|(_, value)| fields::is_value(value))
-        .map(|(name, value)| (name.as_bytes(), *value))
+/// The gateway's own fields, under names that were made of them.
+fn quoted<'b>(names: &'static [Name], own: &[Line<'b>]) -> Own<'b> {
+    let mut quoted = Own::default();
+    for (name, (_, value)) in names.iter().zip(own) {
+        quoted.quote(name, value);
+    }
+    quoted
+}
+
+/// Those that are fit to be said.
+fn legal<'b>(own: &'b [Line<'b>]) -> impl Iterator<Item = Line<'b>> + 'b {
+    own.iter().copied().filter(|(_, value)| fields::is_value(value))
 }
 
 /// A length is compared elsewhere.
@@ -457,9 +468,9 @@ fn framing_line(framing: Framing) -> Option<Line<'static>> {
     }
 }
 
-fn check_written(out: &[u8], parsed: &[Field], expected: &[Line], framing: Framing, own: &[Own]) {
+fn check_written(out: &[u8], parsed: &[Field], expected: &[Line], framing: Framing, own: &[Line]) {
     let mut expected = expected.to_vec();
-    expected.extend(said(own));
+    expected.extend(legal(own));
     expected.extend(framing_line(framing));
     let found: Vec<Line> = read(out, parsed)
         .into_iter()
