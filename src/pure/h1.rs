@@ -12,6 +12,7 @@ mod framing;
 mod target;
 #[cfg(test)]
 mod tests;
+mod usual;
 mod write;
 
 use std::mem::MaybeUninit;
@@ -34,6 +35,12 @@ pub struct Limits {
     pub target_bytes: usize,
     /// Field lines; at most [`FIELDS_MAX`] count. More is refused with 431.
     pub fields: usize,
+}
+
+impl Limits {
+    fn fields_max(&self) -> usize {
+        self.fields.min(FIELDS_MAX)
+    }
 }
 
 impl Default for Limits {
@@ -255,56 +262,16 @@ fn request_head(buf: &[u8], limits: &Limits, request: &mut Request) -> Result<Pa
     if !request.scan.skip_empty_lines(window).map_err(refuse)? {
         return full(window, limits, &request.scan);
     }
-    let fresh = request.scan.is_fresh();
-    if !fresh && !request.scan.advance(window).map_err(refuse)? {
+    if !request.scan.is_fresh() && !request.scan.advance(window).map_err(refuse)? {
         return full(window, limits, &request.scan);
     }
-
-    let start = request.scan.start;
-    let text = window.get(start..).unwrap_or_default();
-    let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
-    let room = room.get_mut(..limits.fields.min(FIELDS_MAX)).unwrap_or_default();
-    let mut head = httparse::Request::new(&mut []);
-    let len = match head.parse_with_uninit_headers(text, room) {
-        Ok(httparse::Status::Complete(len)) => len,
-        Ok(httparse::Status::Partial) if fresh => {
-            // What has come is sound so far; only line ends are looked at from now on.
-            if request.scan.advance(window).map_err(refuse)? {
-                return Err(refuse("malformed head"));
-            }
-            return full(window, limits, &request.scan);
-        }
-        Ok(httparse::Status::Partial) => return Err(refuse("malformed head")),
-        Err(httparse::Error::Version) => return Err(version_refusal(text)),
-        Err(error) => return Err(head_refusal(error)),
-    };
-    let (Some(method), Some(target), Some(version)) = (head.method, head.path, head.version) else {
-        return Err(refuse("malformed request line"));
-    };
-
-    request.head_len = start + len;
-    request.version = if version == 0 { Version::Http10 } else { Version::Http11 };
-    if method.len() > METHOD_MAX {
-        return Err(METHOD_UNKNOWN);
+    let mut facts = Facts::default();
+    if usual::request(window, limits, request, &mut facts).is_none() {
+        facts = match any_request(window, limits, request)? {
+            Some(facts) => facts,
+            None => return full(window, limits, &request.scan),
+        };
     }
-    request.method = method_of(span(buf, method.as_bytes()), method)?;
-    if target.len() > limits.target_bytes {
-        return Err(TARGET_TOO_LONG);
-    }
-    let facts = Facts::gather(buf, start, request.head_len, head.headers, &mut request.fields)
-        .map_err(refuse)?;
-    if facts.twice & ONCE != 0 {
-        return Err(refuse("a field that may stand once stands twice"));
-    }
-    let star = request.method == Method::Options;
-    let parts = target::split(target.as_bytes(), star).map_err(refuse)?;
-    let authority = parts.authority.clone().and_then(|range| target.as_bytes().get(range));
-    check_host(request.version, authority, facts.host.map(|host| host.of(buf)))?;
-    request.target = span(buf, target.as_bytes());
-    let at = request.target.start();
-    request.path = Span::new(at + parts.path.start, at + parts.path.end);
-    request.query = Span::new(at + parts.query.start, at + parts.query.end);
-
     request.framing = request_framing(buf, request.version, &facts)?;
     request.keep_alive = facts.keep_alive(request.version);
     request.expect_continue = match facts.expect.map(|expect| expect.of(buf)) {
@@ -316,6 +283,61 @@ fn request_head(buf: &[u8], limits: &Limits, request: &mut Request) -> Result<Pa
         Some(_) => return Err(Refusal { status: 417, message: "unknown expectation" }),
     };
     Ok(Parse::Complete)
+}
+
+/// Reads any request head into `request`, up to what its fields mean together, and says what is wrong
+/// with it; `None` if it has not ended. Never inlined: the usual head does without its eight
+/// kilobytes of stack.
+#[inline(never)]
+fn any_request(
+    window: &[u8],
+    limits: &Limits,
+    request: &mut Request,
+) -> Result<Option<Facts>, Refusal> {
+    let start = request.scan.start;
+    let text = window.get(start..).unwrap_or_default();
+    let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+    let room = room.get_mut(..limits.fields_max()).unwrap_or_default();
+    let mut head = httparse::Request::new(&mut []);
+    let len = match head.parse_with_uninit_headers(text, room) {
+        Ok(httparse::Status::Complete(len)) => len,
+        Ok(httparse::Status::Partial) if request.scan.is_fresh() => {
+            // What has come is sound so far; only line ends are looked at from now on.
+            if request.scan.advance(window).map_err(refuse)? {
+                return Err(refuse("malformed head"));
+            }
+            return Ok(None);
+        }
+        Ok(httparse::Status::Partial) => return Err(refuse("malformed head")),
+        Err(httparse::Error::Version) => return Err(version_refusal(text)),
+        Err(error) => return Err(head_refusal(error)),
+    };
+    let (Some(method), Some(target), Some(version)) = (head.method, head.path, head.version) else {
+        return Err(refuse("malformed request line"));
+    };
+    request.head_len = start + len;
+    request.version = if version == 0 { Version::Http10 } else { Version::Http11 };
+    if method.len() > METHOD_MAX {
+        return Err(METHOD_UNKNOWN);
+    }
+    request.method = method_of(span(window, method.as_bytes()), method)?;
+    if target.len() > limits.target_bytes {
+        return Err(TARGET_TOO_LONG);
+    }
+    let facts = Facts::gather(window, start, request.head_len, head.headers, &mut request.fields)
+        .map_err(refuse)?;
+    if facts.twice & ONCE != 0 {
+        return Err(refuse("a field that may stand once stands twice"));
+    }
+    let star = request.method == Method::Options;
+    let parts = target::split(target.as_bytes(), star).map_err(refuse)?;
+    let authority = parts.authority.clone().and_then(|range| target.as_bytes().get(range));
+    check_host(request.version, authority, facts.host.map(|host| host.of(window)))?;
+    request.target = span(window, target.as_bytes());
+    let at = request.target.start();
+    request.path = Span::new(at + parts.path.start, at + parts.path.end);
+    request.query = Span::new(at + parts.query.start, at + parts.query.end);
+    Ok(Some(facts))
 }
 
 /// What an incomplete head means: wait, or refuse because it can no longer fit.
@@ -469,43 +491,18 @@ fn response_head(
     if !matches!(window.first(), None | Some(b'H')) {
         return Err(BadResponse::Malformed("the answer is not HTTP/1.x"));
     }
-    let fresh = response.scan.is_fresh();
-    if !fresh && !response.scan.advance(window).map_err(BadResponse::Malformed)? {
+    if !response.scan.is_fresh()
+        && !response.scan.advance(window).map_err(BadResponse::Malformed)?
+    {
         return full;
     }
-
-    let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
-    let room = room.get_mut(..limits.fields.min(FIELDS_MAX)).unwrap_or_default();
-    let mut head = httparse::Response::new(&mut []);
-    let config = httparse::ParserConfig::default();
-    let len = match config.parse_response_with_uninit_headers(&mut head, window, room) {
-        Ok(httparse::Status::Complete(len)) => len,
-        Ok(httparse::Status::Partial) if fresh => {
-            if response.scan.advance(window).map_err(BadResponse::Malformed)? {
-                return Err(BadResponse::Malformed("malformed head"));
-            }
-            return full;
-        }
-        Err(httparse::Error::TooManyHeaders) => return Err(BadResponse::TooLarge),
-        Err(httparse::Error::Version) => {
-            return Err(BadResponse::Malformed("the answer is not HTTP/1.x"));
-        }
-        Err(httparse::Error::Status) => {
-            return Err(BadResponse::Malformed("malformed status line"));
-        }
-        Ok(httparse::Status::Partial) | Err(_) => {
-            return Err(BadResponse::Malformed("malformed head"));
-        }
-    };
-    response.status = match head.code {
-        Some(101) => return Err(BadResponse::Switching),
-        Some(code @ 100..=599) => code,
-        _ => return Err(BadResponse::Malformed("malformed status")),
-    };
-    response.version = if head.version == Some(0) { Version::Http10 } else { Version::Http11 };
-    response.head_len = len;
-    let facts = Facts::gather(buf, 0, len, head.headers, &mut response.fields)
-        .map_err(BadResponse::Malformed)?;
+    let mut facts = Facts::default();
+    if usual::response(window, limits, response, &mut facts).is_none() {
+        facts = match any_response(window, limits, response)? {
+            Some(facts) => facts,
+            None => return full,
+        };
+    }
     let announced = match (facts.coding.map(|coding| coding.of(buf)), facts.length) {
         (Some(_), Some(_)) => {
             return Err(BadResponse::Malformed(
@@ -534,6 +531,48 @@ fn response_head(
     };
     response.keep_alive = clean && facts.keep_alive(response.version);
     Ok(Parse::Complete)
+}
+
+/// Reads any response head into `response`, as [`any_request`].
+#[inline(never)]
+fn any_response(
+    window: &[u8],
+    limits: &Limits,
+    response: &mut Response,
+) -> Result<Option<Facts>, BadResponse> {
+    let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
+    let room = room.get_mut(..limits.fields_max()).unwrap_or_default();
+    let mut head = httparse::Response::new(&mut []);
+    let config = httparse::ParserConfig::default();
+    let len = match config.parse_response_with_uninit_headers(&mut head, window, room) {
+        Ok(httparse::Status::Complete(len)) => len,
+        Ok(httparse::Status::Partial) if response.scan.is_fresh() => {
+            if response.scan.advance(window).map_err(BadResponse::Malformed)? {
+                return Err(BadResponse::Malformed("malformed head"));
+            }
+            return Ok(None);
+        }
+        Err(httparse::Error::TooManyHeaders) => return Err(BadResponse::TooLarge),
+        Err(httparse::Error::Version) => {
+            return Err(BadResponse::Malformed("the answer is not HTTP/1.x"));
+        }
+        Err(httparse::Error::Status) => {
+            return Err(BadResponse::Malformed("malformed status line"));
+        }
+        Ok(httparse::Status::Partial) | Err(_) => {
+            return Err(BadResponse::Malformed("malformed head"));
+        }
+    };
+    response.status = match head.code {
+        Some(101) => return Err(BadResponse::Switching),
+        Some(code @ 100..=599) => code,
+        _ => return Err(BadResponse::Malformed("malformed status")),
+    };
+    response.version = if head.version == Some(0) { Version::Http10 } else { Version::Http11 };
+    response.head_len = len;
+    let facts = Facts::gather(window, 0, len, head.headers, &mut response.fields)
+        .map_err(BadResponse::Malformed)?;
+    Ok(Some(facts))
 }
 
 /// How far a head that has not ended was searched for its end.
@@ -595,7 +634,9 @@ const BARE_LF: &str = "a line does not end in CRLF";
 /// What the field lines of a head say about the connection and the body.
 #[derive(Clone, Copy, Debug, Default)]
 struct Facts {
-    /// Names that came twice or more, by bit.
+    /// Names that came at all, by bit.
+    seen: u64,
+    /// Names that came twice or more.
     twice: u64,
     length: Option<u64>,
     /// The last of each; [`Facts::twice`] says whether there were more.
@@ -604,16 +645,12 @@ struct Facts {
     expect: Option<Span>,
     close: bool,
     stay: bool,
+    /// Names that `Connection` lists; each costs a pass over the fields.
+    listed: usize,
 }
 
-/// Names that one head may list in `Connection`; each costs a pass over the fields.
+/// More names in `Connection` than this are refused.
 const LISTED_MAX: usize = 16;
-
-#[derive(Default)]
-struct Listed {
-    spans: [Span; LISTED_MAX],
-    len: usize,
-}
 
 impl Facts {
     /// Moves the parsed fields into `fields` and learns what they say. The error is a message about
@@ -626,8 +663,6 @@ impl Facts {
         fields: &mut Vec<Field>,
     ) -> Result<Facts, &'static str> {
         let mut facts = Facts::default();
-        let mut seen = 0u64;
-        let mut listed = Listed::default();
         fields.clear();
         fields.reserve(headers.len());
         for header in headers {
@@ -639,54 +674,50 @@ impl Facts {
             }
             let known = Known::of(header.name.as_bytes());
             let value = span(buf, header.value);
-            facts.twice |= seen & known.bit();
-            seen |= known.bit();
-            match known {
-                Known::ContentLength => {
-                    let length = decimal(header.value).ok_or("malformed content-length")?;
-                    if facts.length.is_some_and(|first| first != length) {
-                        return Err("content-length fields disagree");
-                    }
-                    facts.length = Some(length);
-                }
-                Known::TransferEncoding => facts.coding = Some(value),
-                Known::Host => facts.host = Some(value),
-                Known::Expect => facts.expect = Some(value),
-                Known::Connection => facts.options(header.value, value.start(), &mut listed)?,
-                _ => {}
-            }
+            facts.note(known, value, header.value)?;
             fields.push(Field { name, value, known, listed: false });
         }
         if end < start + 4 || buf.get(end - 4..end) != Some(b"\r\n\r\n") {
             return Err(BARE_LF);
         }
-        for option in listed.spans.get(..listed.len).unwrap_or_default() {
-            for field in fields.iter_mut() {
-                field.listed |= field.name.of(buf).eq_ignore_ascii_case(option.of(buf));
-            }
-        }
+        facts.mark_listed(buf, fields);
         Ok(facts)
     }
 
-    /// Reads one `Connection` field's value, which begins at `at`.
-    fn options(
-        &mut self,
-        value: &[u8],
-        mut at: usize,
-        listed: &mut Listed,
-    ) -> Result<(), &'static str> {
-        for part in value.split(|&byte| byte == b',') {
-            let option = part.trim_ascii();
-            let start = at + (part.len() - part.trim_ascii_start().len());
-            at += part.len() + 1;
+    /// Learns what one field says; `span` is where its value stands.
+    #[inline]
+    fn note(&mut self, known: Known, span: Span, value: &[u8]) -> Result<(), &'static str> {
+        self.twice |= self.seen & known.bit();
+        self.seen |= known.bit();
+        match known {
+            Known::ContentLength => {
+                let length = decimal(value).ok_or("malformed content-length")?;
+                if self.length.is_some_and(|first| first != length) {
+                    return Err("content-length fields disagree");
+                }
+                self.length = Some(length);
+            }
+            Known::TransferEncoding => self.coding = Some(span),
+            Known::Host => self.host = Some(span),
+            Known::Expect => self.expect = Some(span),
+            Known::Connection => self.options(value)?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Reads one `Connection` field's value.
+    fn options(&mut self, value: &[u8]) -> Result<(), &'static str> {
+        for option in options(value) {
             if option.eq_ignore_ascii_case(b"keep-alive") {
                 self.stay = true;
             } else if option.eq_ignore_ascii_case(b"close") {
                 self.close = true;
             } else if fields::is_token(option) {
-                let cell = listed.spans.get_mut(listed.len).ok_or("too many connection options")?;
-                *cell = Span::new(start, start + option.len());
-                listed.len += 1;
+                self.listed += 1;
+                if self.listed > LISTED_MAX {
+                    return Err("too many connection options");
+                }
             } else if !option.is_empty() {
                 return Err("malformed connection option");
             }
@@ -694,9 +725,33 @@ impl Facts {
         Ok(())
     }
 
+    /// Marks the fields that `Connection` lists, which may stand before it.
+    fn mark_listed(&self, buf: &[u8], fields: &mut [Field]) {
+        if self.listed == 0 {
+            return;
+        }
+        for at in 0..fields.len() {
+            let Field { known: Known::Connection, value, .. } = fields[at] else { continue };
+            let listed = options(value.of(buf)).filter(|option| {
+                let said = [&b""[..], b"keep-alive", b"close"];
+                !said.iter().any(|said| option.eq_ignore_ascii_case(said))
+            });
+            for option in listed {
+                for field in fields.iter_mut() {
+                    field.listed |= field.name.of(buf).eq_ignore_ascii_case(option);
+                }
+            }
+        }
+    }
+
     fn keep_alive(&self, version: Version) -> bool {
         !self.close && (version == Version::Http11 || self.stay)
     }
+}
+
+/// The options of a `Connection` field, some of which may be empty.
+fn options(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    value.split(|&byte| byte == b',').map(<[u8]>::trim_ascii)
 }
 
 fn ends_in_crlf(buf: &[u8], end: usize) -> bool {

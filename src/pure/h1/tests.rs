@@ -820,3 +820,96 @@ fn changed_answers_never_yield_what_could_split_a_head() {
     }
     assert!(complete > 2_000, "{complete}");
 }
+
+/// Whether the quick readers take a head; what they take, the general ones must read alike.
+fn read_alike(text: &[u8], limits: &Limits) -> bool {
+    let window = text.get(..limits.head_bytes).unwrap_or(text);
+    let shown = text.escape_ascii();
+    let (mut quick, mut general) = (Request::default(), Request::default());
+    let begun = general.scan.skip_empty_lines(window) == Ok(true);
+    quick.scan = general.scan;
+    let mut facts = Facts::default();
+    if begun && usual::request(window, limits, &mut quick, &mut facts).is_some() {
+        let Ok(Some(wanted)) = any_request(window, limits, &mut general) else { panic!("{shown}") };
+        assert_eq!(format!("{facts:?} {quick:?}"), format!("{wanted:?} {general:?}"), "{shown}");
+        return true;
+    }
+    let (mut quick, mut general) = (Response::default(), Response::default());
+    let mut facts = Facts::default();
+    if usual::response(window, limits, &mut quick, &mut facts).is_some() {
+        let Ok(Some(wanted)) = any_response(window, limits, &mut general) else {
+            panic!("{shown}")
+        };
+        assert_eq!(format!("{facts:?} {quick:?}"), format!("{wanted:?} {general:?}"), "{shown}");
+        return true;
+    }
+    false
+}
+
+#[test]
+fn what_the_quick_reader_takes_the_general_one_reads_alike() {
+    let heads = [
+        "POST /v1/chat/completions?a=b HTTP/1.1\r\nhost: gw:1\r\nConnection: keep-alive, x-a\r\nX-a: 1\r\n\
+         content-length: 12\r\nuser-agent: a b\r\n\r\n{}",
+        "GET / HTTP/1.1\r\nHost: gw\r\nExpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: application/json\r\nConnection: close\r\n\
+         content-length: 4\r\n\r\n{}",
+        "HTTP/1.1 200 OK\r\ndate: x\r\ntransfer-encoding: chunked\r\n\r\n",
+    ];
+    let limits = Limits { head_bytes: 180, target_bytes: 24, fields: 5 };
+    for head in heads {
+        let end = head.find("\r\n\r\n").unwrap() + 4;
+        for cut in 0..=head.len() {
+            assert_eq!(read_alike(&head.as_bytes()[..cut], &limits), cut >= end, "{head}");
+        }
+        // Every byte at every place; then what changes a head's meaning, put in or over its bytes.
+        let mut taken = 0;
+        for at in 0..head.len() {
+            for byte in 0..=255 {
+                let mut text = head.as_bytes().to_vec();
+                text[at] = byte;
+                taken += usize::from(read_alike(&text, &limits));
+            }
+        }
+        assert!(taken > head.len() * 20, "{taken} of {head}");
+    }
+    let mut rng = Rng::seeded(23);
+    let parts = [
+        "\r\n",
+        "\n",
+        "\r",
+        " ",
+        "\t",
+        ":",
+        ": ",
+        "?",
+        "#",
+        "\0",
+        "\u{7f}",
+        "é",
+        "\r\n ",
+        "\r\n\r\n",
+        ",",
+        "\r\nHost: gw",
+        "\r\nContent-Length: 5",
+        "\r\nTransfer-Encoding: chunked",
+        "\r\nX:",
+        "\r\nConnection: close, x-a",
+        "\r\nAuthorization: a",
+        "\r\nContent-Length: ",
+        "/",
+        "A",
+        " HTTP/1.1\r\n",
+    ];
+    for _ in 0..60_000 {
+        let mut text = heads[rng.below(heads.len() as u64) as usize].as_bytes().to_vec();
+        for _ in 0..=rng.below(3) {
+            let at = rng.below(text.len() as u64) as usize;
+            let over = rng.below(4).min((text.len() - at) as u64) as usize;
+            let part = parts[rng.below(parts.len() as u64) as usize];
+            text.splice(at..at + over, part.bytes());
+        }
+        read_alike(&text, &limits);
+        read_alike(&text, &Limits::default());
+    }
+}
