@@ -618,8 +618,22 @@ static ENDS: [[u64; 2]; ALL.len()] = {
 /// that it marks, not about those behind it.
 #[inline(always)]
 pub(super) fn find(bytes: &[u8], mark: impl Fn(u64) -> u64) -> usize {
+    // What is asked for is mostly near: two steps without a loop.
+    let mut looked = 0;
+    if let Some(near) = bytes.first_chunk::<16>() {
+        let near = u128::from_le_bytes(*near);
+        // The lower half, then the upper.
+        let (first, second) = (mark(near as u64), mark((near >> 64) as u64));
+        if first != 0 {
+            return place(first);
+        }
+        if second != 0 {
+            return 8 + place(second);
+        }
+        looked = 2;
+    }
     let (eights, rest) = bytes.as_chunks();
-    for (index, eight) in eights.iter().enumerate() {
+    for (index, eight) in eights.iter().enumerate().skip(looked) {
         let marks = mark(u64::from_le_bytes(*eight));
         if marks != 0 {
             return 8 * index + place(marks);
