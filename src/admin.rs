@@ -286,7 +286,7 @@ fn summary(plan: &Plan) -> Value {
         let backend = &plan.backends[id.index()];
         let mut address = backend.host_header.as_bytes().to_vec();
         // This path is one that can be joined.
-        let _ = backend.base_path.join(b"/v1", b"", &mut address);
+        let _ = backend.base_path.join(b"/v1", b"").map(|target| target.write(&mut address));
         json!({
             "name": &*backend.name,
             "address": String::from_utf8_lossy(&address),

@@ -21,7 +21,7 @@ pub use framing::{
     BodyFault, CHUNK_END, CHUNK_HEAD_MAX, Decoder, Framing, LAST_CHUNK, Piece, append_chunk,
     chunk_head,
 };
-pub use target::BasePath;
+pub use target::{BasePath, Target};
 pub use write::{Answer, CONTINUE, Outgoing, write_request, write_response};
 
 use crate::pure::fields::{self, Field, Known, ONCE, Span};

@@ -235,10 +235,10 @@ impl Trip {
     ) -> Result<(), Failed> {
         let (head, bytes) = (&client.head, &client.request);
         let body = &bytes[head.head_len..];
-        let mut target = Vec::with_capacity(128);
-        backend.base_path.join(head.path(bytes), head.query(bytes), &mut target).map_err(
-            |why| Stop::Refused(Refusal::invalid(400, format!("The path is refused: {why}."))),
-        )?;
+        let target =
+            backend.base_path.join(head.path(bytes), head.query(bytes)).map_err(|why| {
+                Stop::Refused(Refusal::invalid(400, format!("The path is refused: {why}.")))
+            })?;
         let pool = &self.plan.pools[backend.pool.index()];
         let mut id = [0; RequestId::MAX + 4];
         let id = attempt_id(&mut id, self.done.request_id.as_str(), self.done.attempts);
@@ -259,7 +259,7 @@ impl Trip {
         let body = if call.upload { &[] } else { body };
         let outgoing = h1::Outgoing {
             method: head.method.name(bytes),
-            target: &target,
+            target,
             host: &backend.host_header,
             framing,
             forward: &pool.forward,

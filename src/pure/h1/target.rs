@@ -122,30 +122,44 @@ impl BasePath {
         })
     }
 
-    /// Appends the target for this backend: base, client's path, client's query.
+    /// The target for this backend: base, client's path, client's query.
     ///
     /// The query passes byte for byte, except that parameters which carry a credential (`key`,
     /// `api_key`, `access_token`) are left out: the credential is ours to set.
     ///
     /// # Errors
-    /// What is wrong with the path, for a 400; nothing is appended then.
-    pub fn join(&self, path: &[u8], query: &[u8], out: &mut Vec<u8>) -> Result<(), &'static str> {
+    /// What is wrong with the path, for a 400.
+    pub fn join<'a>(&'a self, path: &'a [u8], query: &'a [u8]) -> Result<Target<'a>, &'static str> {
         let path = if path.is_empty() { b"/" } else { path };
         check_path(path)?;
-        out.extend_from_slice(self.prefix.as_bytes());
         let unversioned = match path.strip_prefix(b"/v1") {
             Some(rest @ ([] | [b'/', ..])) if !self.version.is_empty() => Some(rest),
             _ => None,
         };
-        match unversioned {
-            Some(rest) => {
-                out.extend_from_slice(self.version.as_bytes());
-                out.extend_from_slice(rest);
-            }
-            None => out.extend_from_slice(path),
+        Ok(match unversioned {
+            Some(rest) => Target { base: [&self.prefix, &self.version], path: rest, query },
+            None => Target { base: [&self.prefix, ""], path, query },
+        })
+    }
+}
+
+/// What a backend is asked for, in parts that pass as they are; from [`BasePath::join`].
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    base: [&'a str; 2],
+    path: &'a [u8],
+    /// Credentials included.
+    query: &'a [u8],
+}
+
+impl Target<'_> {
+    /// Appends it.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        for part in self.base.iter().filter(|part| !part.is_empty()) {
+            out.extend_from_slice(part.as_bytes());
         }
-        copy_query(query, out);
-        Ok(())
+        out.extend_from_slice(self.path);
+        copy_query(self.query, out);
     }
 }
 
@@ -269,9 +283,8 @@ mod tests {
         let parts = split(target.as_bytes(), false)?;
         let (path, query) = (&target.as_bytes()[parts.path], &target.as_bytes()[parts.query]);
         let mut out = Vec::new();
-        let result = BasePath::parse(base)?.join(path, query, &mut out);
-        assert!(result.is_ok() || out.is_empty());
-        result.map(|()| String::from_utf8(out).unwrap())
+        BasePath::parse(base)?.join(path, query)?.write(&mut out);
+        Ok(String::from_utf8(out).unwrap())
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Heads going out: built from parsed parts, never from framing bytes that somebody sent.
 
-use super::{Framing, Version};
+use super::{Framing, Target, Version};
 use crate::pure::fields::{self, Field, Forward, Own};
 
 /// Answers `Expect: 100-continue`.
@@ -11,8 +11,7 @@ pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 pub struct Outgoing<'a> {
     /// As the client sent it: [`super::Method::name`].
     pub method: &'a [u8],
-    /// From [`super::BasePath::join`].
-    pub target: &'a [u8],
+    pub target: Target<'a>,
     /// The backend's own authority; the port left out where it is the scheme's.
     pub host: &'a str,
     /// [`Framing::None`] and [`Framing::UntilClose`] write no framing: there is no body.
@@ -26,10 +25,10 @@ pub struct Outgoing<'a> {
 /// Appends the whole head of a request to a backend. `buf` and `fields` are the client's parsed
 /// head; both may be empty, for a request of the gateway's own.
 pub fn write_request(out: &mut Vec<u8>, head: &Outgoing, buf: &[u8], fields: &[Field]) {
-    out.reserve(head.target.len() + head.host.len() + buf.len().min(4_096) + 256);
+    out.reserve(head.host.len() + buf.len().min(4_096) + 256);
     out.extend_from_slice(head.method);
     out.push(b' ');
-    out.extend_from_slice(head.target);
+    head.target.write(out);
     out.extend_from_slice(b" HTTP/1.1\r\nhost: ");
     out.extend_from_slice(head.host.as_bytes());
     // Compressed answers could not be watched for usage.
@@ -146,7 +145,9 @@ fn reason(status: u16) -> &'static str {
 #[cfg(test)]
 mod tests {
     //! Goal: what is written is read back as it was meant. Method: through the parser.
-    use super::super::{Limits, Method, Parse, Request, Response, parse_request, parse_response};
+    use super::super::{
+        BasePath, Limits, Method, Parse, Request, Response, parse_request, parse_response,
+    };
     use super::*;
     use crate::pure::fields::Name;
 
@@ -167,6 +168,7 @@ mod tests {
             Content-Length: 2\r\n\r\n{}";
         let mut request = Request::default();
         assert_eq!(parse_request(buf, &Limits::default(), &mut request), Ok(Parse::Complete));
+        let base = BasePath::default();
         static NAMES: [Name; 3] =
             [Name::new("authorization"), Name::new("x-request-id"), Name::new("traceparent")];
         let mut own = Own::default();
@@ -175,7 +177,7 @@ mod tests {
         }
         let head = Outgoing {
             method: request.method.name(buf),
-            target: b"/v1/x?a=b",
+            target: base.join(b"/v1/x", b"?a=b").unwrap(),
             host: "backend:8000",
             framing: Framing::Length(7),
             forward: &Forward::parse(["x-trace-me", "x-secret"]).unwrap(),

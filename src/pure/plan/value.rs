@@ -506,7 +506,7 @@ mod tests {
     /// What a backend is sent for `/v1/models`.
     fn joined(target: &Target) -> String {
         let mut out = Vec::new();
-        target.base_path.join(b"/v1/models", b"", &mut out).unwrap();
+        target.base_path.join(b"/v1/models", b"").unwrap().write(&mut out);
         String::from_utf8(out).unwrap()
     }
 

@@ -156,13 +156,10 @@ fn check_request(buf: &[u8], request: &Request) {
 fn forwarded(rng: &mut Rng, buf: &[u8], request: &Request) {
     let bases = ["", "/v1", "/openai/v1", "/api/v3"];
     let base = BasePath::parse(bases[pick(rng, bases.len())]).expect("a base path");
+    let Ok(joined) = base.join(request.path(buf), request.query(buf)) else { return };
     let mut target = b"kept".to_vec();
-    let joined = base.join(request.path(buf), request.query(buf), &mut target);
+    joined.write(&mut target);
     let target = target.strip_prefix(b"kept").expect("what was there stays");
-    if joined.is_err() {
-        assert!(target.is_empty());
-        return;
-    }
     for trap in [&b"//"[..], b"/./", b"/../", b"\\", b"#", b" ", b"%2f", b"%2F", b"%00", b"%2e"] {
         let path = target.split(|&byte| byte == b'?').next().unwrap_or_default();
         assert!(find(path, trap).is_none(), "{trap:?}");
@@ -184,7 +181,7 @@ fn forwarded(rng: &mut Rng, buf: &[u8], request: &Request) {
     let own = &quoted(&NAMES, said);
     let head = Outgoing {
         method: request.method.name(buf),
-        target,
+        target: joined,
         host: "backend:8000",
         framing: request.framing,
         forward: &forward,
