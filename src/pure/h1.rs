@@ -680,7 +680,9 @@ impl Facts {
         if end < start + 4 || buf.get(end - 4..end) != Some(b"\r\n\r\n") {
             return Err(BARE_LF);
         }
-        facts.mark_listed(buf, fields);
+        if facts.listed > 0 {
+            Facts::mark_listed(buf, fields);
+        }
         Ok(facts)
     }
 
@@ -726,10 +728,8 @@ impl Facts {
     }
 
     /// Marks the fields that `Connection` lists, which may stand before it.
-    fn mark_listed(&self, buf: &[u8], fields: &mut [Field]) {
-        if self.listed == 0 {
-            return;
-        }
+    #[cold]
+    fn mark_listed(buf: &[u8], fields: &mut [Field]) {
         for at in 0..fields.len() {
             let Field { known: Known::Connection, value, .. } = fields[at] else { continue };
             let listed = options(value.of(buf)).filter(|option| {
@@ -763,10 +763,18 @@ fn decimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() || text.len() > 20 {
         return None;
     }
-    text.iter().try_fold(0u64, |number, digit| {
-        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
-        number.checked_mul(10)?.checked_add(digit)
-    })
+    // Nineteen digits fit whatever they are; only a twentieth may not.
+    let (last, rest) = text.split_last()?;
+    let mut number = 0;
+    for digit in rest {
+        number = number * 10 + u64::from(digit_of(*digit)?);
+    }
+    number.checked_mul(10)?.checked_add(digit_of(*last)?.into())
+}
+
+fn digit_of(byte: u8) -> Option<u8> {
+    let digit = byte.wrapping_sub(b'0');
+    (digit < 10).then_some(digit)
 }
 
 /// Where `part`, which is a part of `buf`, lies in it.

@@ -75,7 +75,9 @@ fn lines(
     loop {
         let at = window.len() - rest.len();
         if let [b'\r', b'\n', ..] = rest {
-            facts.mark_listed(window, fields);
+            if facts.listed > 0 {
+                Facts::mark_listed(window, fields);
+            }
             return Some(at + 2);
         }
         let (name, behind) = rest.split_at_checked(find(rest, |word| equals(word, b':')))?;
