@@ -401,17 +401,22 @@ impl RequestId {
 
     /// What does not fit is cut off, and what is not visible ASCII becomes `?`.
     pub fn new(text: &[u8]) -> RequestId {
-        let mut id = RequestId { len: 0, bytes: [0; RequestId::MAX] };
-        for (slot, &byte) in id.bytes.iter_mut().zip(text) {
+        let len = text.len().min(RequestId::MAX);
+        let mut bytes = [0; RequestId::MAX];
+        for (slot, &byte) in bytes[..len].iter_mut().zip(text) {
             *slot = if byte.is_ascii_graphic() { byte } else { b'?' };
-            id.len += 1;
         }
-        id
+        // At most 40.
+        RequestId { len: len as u8, bytes }
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
     }
 
     pub fn as_str(&self) -> &str {
         // Only ASCII is ever put in.
-        std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or("")
+        std::str::from_utf8(self.as_bytes()).unwrap_or("")
     }
 }
 

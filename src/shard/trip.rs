@@ -241,7 +241,7 @@ impl Trip {
             })?;
         let pool = &self.plan.pools[backend.pool.index()];
         let mut id = [0; RequestId::MAX + 4];
-        let id = attempt_id(&mut id, self.done.request_id.as_str(), self.done.attempts);
+        let id = attempt_id(&mut id, self.done.request_id.as_bytes(), self.done.attempts);
         let mut own = Own::default();
         own.say(&X_REQUEST_ID, id);
         if let Some(key) = &backend.api_key {
@@ -386,7 +386,7 @@ impl Trip {
             let digits = digits(self.done.attempts);
             let attempts = digits.trim_ascii_start();
             let mut own = Own::default();
-            own.say(&X_REQUEST_ID, self.done.request_id.as_str().as_bytes());
+            own.say(&X_REQUEST_ID, self.done.request_id.as_bytes());
             own.quote(&X_FOREBAY_ROUTE, plan.routes[call.route.index()].name.as_bytes());
             own.quote(&X_FOREBAY_BACKEND, backend.name.as_bytes());
             own.say(&X_FOREBAY_ATTEMPT, attempts);
@@ -433,7 +433,7 @@ impl Trip {
         self.done.status = 200;
         let mut own = Own::default();
         own.say(&CONTENT_TYPE, b"text/event-stream");
-        own.say(&X_REQUEST_ID, self.done.request_id.as_str().as_bytes());
+        own.say(&X_REQUEST_ID, self.done.request_id.as_bytes());
         own.say(&CACHE_CONTROL, b"no-cache");
         own.say(&X_ACCEL_BUFFERING, b"no");
         self.quotas.say(&mut own);
@@ -696,16 +696,14 @@ fn bill(seen: &Seen, prompt: u64, status: u16) -> Booked {
 }
 
 /// The id of one attempt: engines that take it for their own refuse to see one twice.
-fn attempt_id<'a>(out: &'a mut [u8], request: &str, attempt: u8) -> &'a [u8] {
-    let mut at = request.len();
-    out[..at].copy_from_slice(request.as_bytes());
-    if attempt > 1 {
-        out[at] = b'-';
-        out[at + 1] = b'0' + attempt / 10 % 10;
-        out[at + 2] = b'0' + attempt % 10;
-        at += 3;
+fn attempt_id<'a>(room: &'a mut [u8], request: &'a [u8], attempt: u8) -> &'a [u8] {
+    if attempt <= 1 {
+        return request;
     }
-    &out[..at]
+    let (id, rest) = room.split_at_mut(request.len());
+    id.copy_from_slice(request);
+    rest[..3].copy_from_slice(&[b'-', b'0' + attempt / 10 % 10, b'0' + attempt % 10]);
+    &room[..request.len() + 3]
 }
 
 /// A number with blanks before it.
@@ -716,26 +714,67 @@ fn digits(number: u8) -> [u8; 3] {
 
 /// Makes request ids: a random start for each shard and process, then a count.
 pub struct Ids {
-    start: u64,
+    /// `req_` and twelve digits.
+    start: [u8; 16],
     count: std::cell::Cell<u64>,
 }
 
 impl Ids {
+    /// Of `start` the lower 48 bits tell.
     pub fn new(start: u64) -> Ids {
-        Ids { start, count: std::cell::Cell::new(0) }
+        let mut text = hex(start);
+        text[..4].copy_from_slice(b"req_");
+        Ids { start: text, count: std::cell::Cell::new(0) }
     }
 
     pub fn next(&self) -> RequestId {
-        const HEX: &[u8; 16] = b"0123456789abcdef";
         let count = self.count.get();
         self.count.set(count + 1);
-        let mut text = *b"req_0000000000000000000000000000";
+        let mut text = [0; 32];
+        text[..16].copy_from_slice(&self.start);
         // Mixing hides how many requests others send; a mixer is a bijection, so no id repeats.
-        let words = (u128::from(self.start) << 64) | u128::from(Rng::seeded(count).next_u64());
-        for (index, byte) in text[4..].iter_mut().enumerate() {
-            // Four bits index a table of sixteen.
-            *byte = HEX[(words >> (108 - 4 * index)) as usize & 15];
-        }
+        text[16..].copy_from_slice(&hex(Rng::seeded(count).next_u64()));
         RequestId::new(&text)
+    }
+}
+
+/// Sixteen hexadecimal digits, the highest first; eight at once.
+fn hex(number: u64) -> [u8; 16] {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let eight = |half: u64| {
+        // One digit in each byte.
+        let pairs = (half & 0xffff_0000) << 16 | (half & 0xffff);
+        let bytes = (pairs & 0x0000_ff00_0000_ff00) << 8 | (pairs & 0x0000_00ff_0000_00ff);
+        let digits = (bytes & 0x00f0_00f0_00f0_00f0) << 4 | (bytes & 0x000f_000f_000f_000f);
+        // A digit above nine carries into the upper half of its byte when six are added.
+        let letters = (digits + 6 * ONES) >> 4 & ONES;
+        (digits + u64::from(b'0') * ONES + letters * u64::from(b'a' - b'0' - 10)).to_be_bytes()
+    };
+    let mut text = [0; 16];
+    text[..8].copy_from_slice(&eight(number >> 32));
+    text[8..].copy_from_slice(&eight(number & 0xffff_ffff));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_ids_are_hexadecimal_and_attempts_tell_themselves_apart() {
+        for number in [0, 1, u64::MAX, 0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210] {
+            assert_eq!(hex(number), *format!("{number:016x}").as_bytes());
+        }
+        let ids = Ids::new(0xffff_0123_4567_89ab);
+        for count in 0..1_000 {
+            let mixed = Rng::seeded(count).next_u64();
+            assert_eq!(ids.next().as_str(), format!("req_0123456789ab{mixed:016x}"));
+        }
+        let mut room = [0; 10];
+        assert_eq!(attempt_id(&mut room, b"req_1", 1), b"req_1");
+        assert_eq!(attempt_id(&mut room, b"req_1", 12), b"req_1-12");
+        for number in 0..=u8::MAX {
+            assert_eq!(digits(number).trim_ascii_start(), number.to_string().as_bytes());
+        }
     }
 }
