@@ -18,8 +18,8 @@ use forebay::pure::board::Registry;
 use forebay::pure::body::{BodyKind, Edit, Inspector, splices};
 use forebay::pure::fields::{Forward, Known, Name, Own};
 use forebay::pure::h1::{
-    Answer, BasePath, Framing, Limits, Method, Outgoing, Parse, Request, Response, Version, append_chunk,
-    parse_request, parse_response, write_request, write_response,
+    Answer, BasePath, Framing, Limits, Method, Outgoing, Parse, Request, Response, Version,
+    append_chunk, parse_request, parse_response, write_request, write_response,
 };
 use forebay::pure::limit::{Accounts, Amount, Windows};
 use forebay::pure::plan::Plan;

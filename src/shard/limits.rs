@@ -389,7 +389,6 @@ mod tests {
     fn fields_are_there_for_the_limits_that_are() {
         let quota = |limit, left, reset| Quota { limit, left, reset: Duration::from_secs(reset) };
         let both = Quotas { requests: Some(quota(60, 59, 1)), tokens: Some(quota(u64::MAX, 0, 7)) };
-        let fields = QuotaFields::new(&both);
         let said = |fields: &QuotaFields| {
             let mut own = Own::default();
             fields.say(&mut own);

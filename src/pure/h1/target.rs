@@ -367,6 +367,9 @@ mod tests {
             "/v1/x/",
             "/v1/%E6%A8%A1/a%20b",
             "/v1/models/x:generate",
+            "/v1/chat/completions",
+            "/v1/completions",
+            "/v1/messages",
             "/.../..a",
             "/a%25b",
         ] {
