@@ -16,7 +16,6 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -375,7 +374,7 @@ const BACKLOG: i32 = 4096;
 /// most connections are cold when it is their turn.
 #[repr(C)]
 pub struct Socket {
-    /// Open as long as `wire` is.
+    /// Open as long as `readable` lives.
     fd: RawFd,
     /// Nothing has come since the last read, as far as we know.
     drained: bool,
@@ -386,11 +385,10 @@ pub struct Socket {
     /// A write has failed.
     broken: bool,
     readable: Readiness,
-    wire: Rc<Wire>,
     queued: Vec<u8>,
     /// How much of `queued` has been written.
     written: usize,
-    /// Made when the peer falls behind for the first time.
+    /// Made when the peer falls behind for the first time, of a second descriptor.
     writable: Option<Readiness>,
 }
 
@@ -398,15 +396,13 @@ impl Socket {
     fn new(stream: TcpStream) -> io::Result<Socket> {
         stream.set_nodelay(true)?;
         let fd = stream.as_raw_fd();
-        let wire = Rc::new(Wire { stream, stirred: Cell::new(false) });
         Ok(Socket {
             fd,
             drained: true,
             behind: false,
             stuffed: false,
             broken: false,
-            readable: Readiness::read(wire.clone()),
-            wire,
+            readable: Readiness::read(stream),
             queued: Vec::new(),
             written: 0,
             writable: None,
@@ -449,7 +445,7 @@ impl Socket {
     /// until [`Socket::poll_recv`] has taken what there was.
     pub fn poll_readable(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.drained {
-            std::task::ready!(self.readable.poll(&self.wire, cx));
+            std::task::ready!(self.readable.poll(cx));
             self.drained = false;
         }
         Poll::Ready(())
@@ -576,9 +572,13 @@ impl Socket {
         }
         while self.written < self.queued.len() {
             if self.stuffed {
-                let wire = &self.wire;
-                let writable = self.writable.get_or_insert_with(|| Readiness::write(wire.clone()));
-                std::task::ready!(writable.poll(wire, cx));
+                match self.writable() {
+                    Ok(writable) => std::task::ready!(writable.poll(cx)),
+                    Err(error) => {
+                        self.give_up();
+                        return Poll::Ready(Err(error));
+                    }
+                }
                 self.stuffed = false;
             }
             match self.try_send(&self.queued[self.written..]) {
@@ -586,9 +586,7 @@ impl Socket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.stuffed = true,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    self.broken = true;
-                    self.behind = false;
-                    self.queued = Vec::new();
+                    self.give_up();
                     return Poll::Ready(Err(error));
                 }
             }
@@ -596,6 +594,22 @@ impl Socket {
         self.behind = false;
         self.queued = Vec::new();
         Poll::Ready(Ok(()))
+    }
+
+    fn writable(&mut self) -> io::Result<&mut Readiness> {
+        if self.writable.is_none() {
+            let own = std::net::TcpStream::from(self.as_fd().try_clone_to_owned()?);
+            self.writable = Some(Readiness::write(TcpStream::from_std(own)?));
+        }
+        // It has just been made where it was not there.
+        self.writable.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// What is queued will never be written.
+    fn give_up(&mut self) {
+        self.broken = true;
+        self.behind = false;
+        self.queued = Vec::new();
     }
 
     /// Writes all of `bytes`: directly what the kernel takes, a copy of the rest when it does.
@@ -648,48 +662,46 @@ impl Socket {
 
 impl AsFd for Socket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: `wire` holds the stream that owns the descriptor for as long as `self` lives.
+        // SAFETY: `readable` holds the stream that owns the descriptor for as long as `self` lives.
         unsafe { BorrowedFd::borrow_raw(self.fd) }
     }
 }
 
-/// The runtime's handle of a socket, as its [`Readiness`]es share it.
-struct Wire {
-    stream: TcpStream,
-    /// What the polled readiness found; taken right behind the poll.
-    stirred: Cell<bool>,
-}
-
-/// The question whether a socket can be read or written: one long-lived future that asks again
-/// each time it was answered, so that asking allocates nothing.
+/// The question whether a socket can be read or written: one long-lived future that owns the
+/// runtime's handle and asks again each time it was answered, so that asking allocates nothing.
 struct Readiness(Pin<Box<dyn Future<Output = ()>>>);
 
+thread_local! {
+    /// What the readiness that has just been polled found.
+    static STIRRED: Cell<bool> = const { Cell::new(false) };
+}
+
 impl Readiness {
-    fn read(wire: Rc<Wire>) -> Readiness {
+    fn read(stream: TcpStream) -> Readiness {
         Readiness(Box::pin(async move {
             loop {
                 // An error shows when the socket is read.
-                let _ = wire.stream.readable(false).await;
-                wire.stirred.set(true);
+                let _ = stream.readable(false).await;
+                STIRRED.set(true);
                 breathe().await;
             }
         }))
     }
 
-    fn write(wire: Rc<Wire>) -> Readiness {
+    fn write(stream: TcpStream) -> Readiness {
         Readiness(Box::pin(async move {
             loop {
-                let _ = wire.stream.writable(false).await;
-                wire.stirred.set(true);
+                let _ = stream.writable(false).await;
+                STIRRED.set(true);
                 breathe().await;
             }
         }))
     }
 
     /// Ready once for each answer; the next poll asks again.
-    fn poll(&mut self, wire: &Wire, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let _ = self.0.as_mut().poll(cx);
-        if wire.stirred.take() { Poll::Ready(()) } else { Poll::Pending }
+        if STIRRED.take() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 

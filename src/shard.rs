@@ -30,22 +30,22 @@ use crate::pure::limit::{Accounts, History, Windows};
 use crate::pure::multipart;
 use crate::pure::plan::{Plan, Timeouts};
 use crate::pure::policy::{Policy, Ticket, Verdict};
-use crate::pure::relay::{Broken, End, Relay};
+use crate::pure::relay::{Broken, End};
 use crate::pure::tokens::{self, Factors};
-use crate::pure::units::{
-    BackendId, Instant, ModelId, Rng, RouteId, Series, ShardId, TenantId, Tokens,
-};
+use crate::pure::units::{BackendId, Instant, ModelId, Rng, RouteId, ShardId, TenantId, Tokens};
 use crate::rt::{self, Bell, Driver, Listener, Timer};
 
 mod bearer;
 mod commits;
+mod flow;
 mod limits;
 mod trip;
 mod wires;
 
 use bearer::Bearers;
 pub use commits::Commits;
-use limits::{Stand, Who};
+use flow::Flow;
+use limits::Who;
 use trip::{Ids, Ruin, Trip};
 use wires::{Seat, Upload, Wake, Wakers, Wires, flush};
 
@@ -991,7 +991,7 @@ async fn relay(
     client.raise();
     let end = std::future::poll_fn(|cx| pass(trip, client, &mut flow, Until::Content, cx)).await;
     match end {
-        None => Ok(Stage::Begun(Box::new(flow))),
+        None => Ok(Stage::Begun(flow)),
         Some(end) => conclude(trip, client, flow, end).await.map(Stage::Over),
     }
 }
@@ -1005,7 +1005,7 @@ async fn stream(client: &mut Client, mut trip: Box<Trip>, mut flow: Box<Flow>) -
     let end = std::future::poll_fn(|cx| pass(&mut trip, client, &mut flow, Until::End, cx)).await;
     // It has no other end than the stream's.
     let end = end.unwrap_or(Err(Ruin::Stopped));
-    let stop = match conclude(&mut trip, client, *flow, end).await {
+    let stop = match conclude(&mut trip, client, flow, end).await {
         Ok(then) => return then,
         Err(Failed::Stop(stop)) => stop,
         Err(Failed::Fault(fault)) => fault.refusal.into(),
@@ -1094,18 +1094,19 @@ fn pass(
                     shard.meter.borrow_mut().gap(flow.route, now.since(flow.last));
                 }
                 flow.last = now;
-                flow.deadline = flow.chunk.map(|chunk| now + chunk);
             }
             if let Some(end) = progress.end {
                 break Ok(end);
             }
-            if let Some(paid) = &mut flow.paid
-                && !trip.is_paid(relay.generated(), paid, now)
-            {
-                break Err(Ruin::Spent);
-            }
-            if let Some((every, at)) = &mut flow.beat {
-                *at = now + *every;
+            if flow.attended {
+                if let Some(paid) = &mut flow.paid
+                    && !trip.is_paid(relay.generated(), paid, now)
+                {
+                    break Err(Ruin::Spent);
+                }
+                if let Some((every, at)) = &mut flow.clocks.beat {
+                    *at = now + *every;
+                }
             }
             let is_stream = flow.begun && flow.streamed;
             if until == Until::Content && is_stream && !wires.flushing() && !wires.sending() {
@@ -1119,7 +1120,7 @@ fn pass(
             flow.armed = true;
             wires.client.set_timer(match wires.flushing() {
                 true => Some(wires.client.behind_since + plan.server.send_timeout),
-                false => earlier(earlier(flow.deadline, flow.total), flow.beat.map(|(_, at)| at)),
+                false => flow.clocks.next(flow.begun.then_some(flow.last)),
             });
         }
         match std::task::ready!(wires.poll_wake(cx)) {
@@ -1151,7 +1152,8 @@ fn pass(
             Wake::Flushed => {
                 // The backend was not read meanwhile: its silence only starts now.
                 let waited = rt::now().since(wires.client.behind_since);
-                flow.deadline = flow.deadline.map(|deadline| deadline + waited);
+                flow.clocks.first = flow.clocks.first.map(|first| first + waited);
+                flow.last = flow.last + waited;
                 flow.armed = false;
             }
             Wake::Gone => break Err(Ruin::Gone),
@@ -1160,10 +1162,11 @@ fn pass(
             Wake::Time => {
                 let now = rt::now();
                 flow.armed = false;
-                if earlier(flow.deadline, flow.total).is_some_and(|deadline| now >= deadline) {
+                let deadline = flow.clocks.deadline(flow.begun.then_some(flow.last));
+                if deadline.is_some_and(|deadline| now >= deadline) {
                     break Err(Ruin::Late);
                 }
-                if let Some((every, at)) = &mut flow.beat
+                if let Some((every, at)) = &mut flow.clocks.beat
                     && now >= *at
                 {
                     *at = now + *every;
@@ -1188,10 +1191,10 @@ fn pass(
 async fn conclude(
     trip: &mut Trip,
     client: &mut Client,
-    flow: Flow,
+    flow: Box<Flow>,
     end: Result<End, Ruin>,
 ) -> Result<Then, Failed> {
-    let Flow { shard, plan, mut conn, relay, place, backend, held, bytes, .. } = flow;
+    let Flow { shard, plan, mut conn, relay, place, backend, held, bytes, .. } = *flow;
     trip.done.bytes_out += bytes;
     let mut wires = Wires::new(&shard, client, &mut conn, plan.server.half_close);
     match end {
@@ -1243,88 +1246,6 @@ async fn conclude(
     }
 }
 
-/// An answer on its way. What each chunk needs stands first, on as few cache lines as may be.
-#[repr(C)]
-struct Flow {
-    shard: Rc<Shard>,
-    plan: PlanRef,
-    conn: Box<Conn>,
-    /// When the last content came.
-    last: Instant,
-    /// When the next must have come.
-    deadline: Option<Instant>,
-    /// Body bytes so far.
-    bytes: u64,
-    route: Series,
-    backend: BackendId,
-    streamed: bool,
-    /// What came along with the head has been passed on.
-    opened: bool,
-    /// Something generated has come.
-    begun: bool,
-    /// Until something counts, a route with retries can still turn to another backend: what the
-    /// client would see is held in `client.out`, its first `head_len` bytes being the head.
-    held: bool,
-    /// The client has been told what was held.
-    told: bool,
-    /// The client's timer is set to the earliest of what is waited for, or earlier.
-    armed: bool,
-    /// How many tokens of it the budget is known to pay for, where it cuts.
-    paid: Option<u64>,
-    /// How often and when next a silent stream is kept awake.
-    beat: Option<(Duration, Instant)>,
-    /// How long a backend may be silent in the middle of an answer.
-    chunk: Option<Duration>,
-    relay: Relay,
-    /// When all of it must have come.
-    total: Option<Instant>,
-    head_len: usize,
-    place: Place,
-}
-
-impl Flow {
-    /// Begins to relay, by the head of the answer.
-    fn open(
-        trip: &mut Trip,
-        client: &mut Client,
-        call: &Call,
-        place: Place,
-        mut conn: Box<Conn>,
-    ) -> Result<Flow, Failed> {
-        let backend = place.ticket.backend;
-        let streamed = is_event_stream(&conn);
-        let relay = trip.open(client, &mut conn, call, backend, streamed)?;
-        let now = rt::now();
-        let timeouts = &trip.plan.pools[trip.plan.backends[backend.index()].pool.index()].timeouts;
-        Ok(Flow {
-            conn,
-            last: now,
-            deadline: match streamed {
-                true => trip.head_deadline(call, timeouts),
-                false => timeouts.chunk.map(|chunk| now + chunk),
-            },
-            bytes: 0,
-            route: trip.done.route,
-            backend,
-            streamed,
-            opened: false,
-            begun: false,
-            held: streamed && trip.may_try_again(call),
-            told: false,
-            armed: false,
-            paid: trip.stand.as_ref().and_then(Stand::paid).filter(|_| streamed),
-            beat: trip.heartbeat(call).filter(|_| streamed).map(|every| (every, now + every)),
-            chunk: timeouts.chunk,
-            relay,
-            total: timeouts.total.map(|total| trip.began + total),
-            head_len: client.out.len(),
-            place,
-            shard: trip.shard.clone(),
-            plan: trip.plan.clone(),
-        })
-    }
-}
-
 /// Events before the first content are few; more than this is passed on, retry or not.
 const HELD_MAX: usize = 64 * 1024;
 /// How long a client has to take the error event of a stream that broke.
@@ -1361,11 +1282,6 @@ async fn drain(
 
 const DRAIN_WITHIN: Duration = Duration::from_secs(1);
 const DRAIN_READ: usize = 2 * 1024;
-
-fn is_event_stream(conn: &Conn) -> bool {
-    let kind = conn.head.field(&conn.buf, Known::ContentType).unwrap_or_default();
-    kind.get(..17).is_some_and(|kind| kind.eq_ignore_ascii_case(b"text/event-stream"))
-}
 
 fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
