@@ -326,8 +326,9 @@ pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// How often shards' reports are folded.
-const FOLD_EVERY: Duration = Duration::from_millis(20);
+/// How often shards' reports are folded, and what else is looked at: each time wakes a sleeping core,
+/// which costs more than the looking. Whoever asks for the numbers folds what has come by then.
+const FOLD_EVERY: Duration = Duration::from_millis(100);
 /// How often backend names are looked up.
 const RESOLVE_EVERY: Duration = Duration::from_secs(30);
 /// How long a start or a reload waits for names.
