@@ -545,3 +545,51 @@ fn whichever(backends: &[Listener; 2]) -> (usize, usize) {
         Some((picked, 1 - picked))
     })
 }
+
+/// More than the kernel holds between two sockets, so that part of it waits in the gateway.
+fn long_chat(stream: bool) -> Vec<u8> {
+    let text = "long ".repeat(6 << 20);
+    let body = format!(
+        "{{\"model\":\"m\",\"messages\":[{{\"role\":\"user\",\"content\":\"{text}\"}}],\
+         \"stream\":{stream},\"stream_options\":{{\"include_usage\":true}}}}"
+    );
+    post("/v1/chat/completions", body)
+}
+
+#[test]
+fn a_stream_that_begins_early_still_gets_the_rest_of_its_request() {
+    let backend = Listener::start();
+    let gateway = Setup::to(backend.url()).start();
+    let mut client = gateway.client();
+    client.send(long_chat(true));
+    let mut peer = backend.accept();
+    let request = peer.next_head().expect("a head");
+    let length: usize = request.field("content-length").expect("a length").parse().unwrap();
+    // The first token goes out while most of the request is still on its way.
+    peer.send([STREAM_HEAD.into(), chunk(ROLE), chunk(token("early"))].concat());
+    assert_eq!(client.head().status, 200);
+    client.chunks_until("early");
+    assert!(peer.take(length).ends_with(b"}"));
+    peer.send([chunk(FINISH), chunk(DONE), LAST_CHUNK.into()].concat());
+    client.chunks_until("[DONE]");
+    assert_eq!(client.chunk(), None);
+    gateway.idle();
+}
+
+#[test]
+fn a_connection_with_half_a_request_in_it_carries_no_other() {
+    let backend = Listener::start();
+    let gateway = Setup::to(backend.url()).start();
+    let mut client = gateway.client();
+    client.send(long_chat(false));
+    let mut peer = backend.accept();
+    peer.next_head().expect("a head");
+    peer.send(json(200, REPLY));
+    assert_eq!(client.answer().status(), 200);
+    // What is left of the first request would be taken for the beginning of the next.
+    client.send(chat());
+    let (mut other, _) = backend.request();
+    other.send(json(200, REPLY));
+    assert_eq!(client.answer().status(), 200);
+    gateway.idle();
+}
