@@ -255,7 +255,7 @@ impl Listener {
                     return Err(io::ErrorKind::NotConnected.into());
                 }
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    sleep(ACCEPT_BACK_OFF).await
+                    sleep(BACK_OFF).await
                 }
                 // Faults of one connection that never was (RFC 1122's network errors, seen here).
                 Err(_) => {}
@@ -290,7 +290,8 @@ impl Listener {
     }
 }
 
-const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
+/// How long a shard that is out of descriptors waits until it tries again.
+const BACK_OFF: Duration = Duration::from_millis(50);
 
 const ACCEPTED: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
@@ -390,6 +391,8 @@ pub struct Socket {
     written: usize,
     /// Made when the peer falls behind for the first time, of a second descriptor.
     writable: Option<Readiness>,
+    /// While there is none to be had.
+    pause: Option<Box<Timer>>,
 }
 
 impl Socket {
@@ -406,6 +409,7 @@ impl Socket {
             queued: Vec::new(),
             written: 0,
             writable: None,
+            pause: None,
         })
     }
 
@@ -574,9 +578,15 @@ impl Socket {
             if self.stuffed {
                 match self.writable() {
                     Ok(writable) => std::task::ready!(writable.poll(cx)),
-                    Err(error) => {
-                        self.give_up();
-                        return Poll::Ready(Err(error));
+                    // Out of descriptors: streams that run live on, and try without being told.
+                    Err(_) => {
+                        let pause = self.pause.get_or_insert_with(|| {
+                            let mut timer = Box::new(Timer::new());
+                            timer.set(Some(now() + BACK_OFF));
+                            timer
+                        });
+                        std::task::ready!(pause.poll(cx));
+                        self.pause = None;
                     }
                 }
                 self.stuffed = false;

@@ -169,6 +169,20 @@ fn without_descriptors_running_streams_live_and_new_clients_wait() {
         peer.send(chunk(&event));
         assert_eq!(client.chunks_until("\n\n"), event);
     }
+    // To wait for a client that is behind takes a descriptor more: it is done without.
+    let event = token(&"x".repeat(1000));
+    let bytes = chunk(&event).repeat(20_000);
+    let taken = peer.send_until_stalled(&bytes, Duration::from_millis(300));
+    assert!(taken < bytes.len(), "{taken} bytes were taken for a client that reads nothing");
+    let writer = std::thread::spawn(move || {
+        peer.send(&bytes[taken..]);
+        peer
+    });
+    let mut came = 0;
+    while came < event.len() * 20_000 {
+        came += client.chunk().expect("the stream lives").len();
+    }
+    let mut peer = writer.join().expect("no panic");
     limit(1_000);
     // Now they are served, in the order that the kernel kept.
     for one in &mut crowd {
