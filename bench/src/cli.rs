@@ -40,6 +40,16 @@ enum Command {
         #[arg(long, default_value = "2")]
         workers: NonZeroUsize,
     },
+    /// Run the floor: bytes relayed on Forebay's runtime, and nothing known of them.
+    Floor {
+        /// Where to listen.
+        listen: SocketAddr,
+        /// Where bytes go.
+        backend: SocketAddr,
+        /// Worker threads, each on a CPU of its own.
+        #[arg(long, default_value = "2")]
+        workers: NonZeroUsize,
+    },
     /// Measure Forebay and its peers side by side.
     Compare(Compare),
     /// Become another program that ends with the one that started it.
@@ -158,6 +168,9 @@ pub fn main() -> ExitCode {
         }
         Command::HyperProxy { listen, backend, workers } => {
             crate::proxy::serve(listen, backend, workers).map(|()| true)
+        }
+        Command::Floor { listen, backend, workers } => {
+            crate::floor::serve(listen, backend, workers).map(|()| true)
         }
         Command::Compare(args) => crate::compare::run(&args),
         Command::Guard { command } => guard(&command).map(|()| true),

@@ -37,7 +37,7 @@ pub struct Compare {
     #[arg(long, value_delimiter = ',', default_value = "uring,epoll")]
     drivers: Vec<String>,
     /// Only these peers.
-    #[arg(long, value_delimiter = ',', default_value = "direct,nginx,haproxy,hyper")]
+    #[arg(long, value_delimiter = ',', default_value = "direct,nginx,haproxy,hyper,floor")]
     peers: Vec<String>,
     /// Only these scenarios.
     #[arg(long, value_delimiter = ',')]
@@ -243,6 +243,7 @@ fn targets(args: &Compare) -> io::Result<Vec<Target>> {
             "nginx" => Kind::Nginx,
             "haproxy" => Kind::Haproxy,
             "hyper" => Kind::Hyper,
+            "floor" => Kind::Floor,
             "none" => continue,
             other => return Err(io::Error::other(format!("no peer is called {other}"))),
         };

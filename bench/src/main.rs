@@ -4,6 +4,7 @@
 mod answer;
 mod cli;
 mod compare;
+mod floor;
 mod http;
 mod load;
 mod mock;

@@ -35,6 +35,8 @@ pub enum Kind {
     Haproxy,
     /// The plain hyper proxy of this program, two workers.
     Hyper,
+    /// The blind relay of this program, two workers.
+    Floor,
     /// A Forebay binary, two shards.
     Forebay {
         /// The binary.
@@ -103,6 +105,11 @@ impl Running {
                 let (listen, backend) = (listen.to_string(), backend.to_string());
                 let this = std::env::current_exe()?;
                 guarded(this, &["hyper-proxy".as_ref(), listen.as_ref(), backend.as_ref()])?
+            }
+            Kind::Floor => {
+                let (listen, backend) = (listen.to_string(), backend.to_string());
+                let this = std::env::current_exe()?;
+                guarded(this, &["floor".as_ref(), listen.as_ref(), backend.as_ref()])?
             }
             Kind::Forebay { binary, driver } => {
                 fs::create_dir_all(dir.path.join("state"))?;
@@ -255,6 +262,7 @@ pub fn version(kind: &Kind) -> String {
         Kind::Nginx => said("nginx".as_ref(), "-v"),
         Kind::Haproxy => said("haproxy".as_ref(), "-v"),
         Kind::Hyper => ["hyper", "hyper-util", "tokio"].map(locked).join(", "),
+        Kind::Floor => format!("a blind relay on {}", locked("monoio")),
         Kind::Forebay { binary, driver } => {
             format!("{}, --driver {driver}", said(binary, "--version"))
         }
