@@ -30,6 +30,8 @@ pub struct Commits {
 }
 
 impl Commits {
+    /// For so many shards; for none where there is no store.
+    ///
     /// # Errors
     /// The process is out of descriptors.
     pub fn new(shards: usize) -> io::Result<Commits> {
@@ -46,9 +48,10 @@ impl Commits {
         self.failing.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a store at all.
+    /// Whether there is a store at all. From the start: its thread may come to life behind the first
+    /// answers, and they wait for it.
     fn are_made(&self) -> bool {
-        self.store.get().is_some()
+        !self.bells.is_empty()
     }
 
     /// The round that writes what this thread has counted until now. Wakes the store.
@@ -180,6 +183,19 @@ mod tests {
                 std::thread::yield_now();
             }
         });
+    }
+
+    #[test]
+    fn who_comes_before_the_stores_thread_waits_for_its_first_round() {
+        assert!(!Commits::new(0).unwrap().are_made());
+        let commits = Commits::new(1).unwrap();
+        assert!(commits.are_made());
+        let round = commits.next();
+        assert!(!commits.is_done(round));
+        commits.serve(|| {});
+        assert!(commits.begin());
+        commits.end();
+        assert!(commits.is_done(round));
     }
 
     #[test]
