@@ -143,7 +143,8 @@ thread_local! {
     static TURN: Cell<Turn> = const { Cell::new(Turn::None) };
 }
 
-fn clock() -> Instant {
+/// The same clock, read now: for how long something took that began and ended in one turn.
+pub fn clock() -> Instant {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     // Monotonic time starts at boot: both fields are non-negative and 584 years fit in 64 bits.
     Instant::from_nanos(t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64)

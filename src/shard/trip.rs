@@ -563,7 +563,8 @@ impl Trip {
 
 impl Drop for Trip {
     fn drop(&mut self) {
-        let now = rt::now();
+        // What was refused began in this very turn.
+        let now = rt::clock();
         self.done.at = now;
         self.done.duration = now.since(self.began);
         self.settle(now);

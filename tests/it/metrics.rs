@@ -107,6 +107,22 @@ fn usage_adds_up_over_shards_models_and_ways_to_report_it() {
     assert!(!log.join("").contains(KEY_A) && !log.join("").contains("Hello"));
 }
 
+/// A shard's clock stands within one turn, and a refusal is one.
+#[test]
+fn also_what_is_answered_at_once_takes_time() {
+    let gateway = Setup::to("http://127.0.0.1:9".into()).start();
+    let request = String::from_utf8(chat()).expect("ASCII").replace(KEY_A, "sk-nobodys");
+    for _ in 0..100 {
+        assert_eq!(gateway.ask(&request).status(), 401);
+    }
+    let took = |line: &String| {
+        let line: serde_json::Value = serde_json::from_str(line).expect("a line of JSON");
+        line["duration_ms"].as_f64().expect("a number")
+    };
+    let log = gateway.log.count("\"refused\"", 100);
+    assert!(log.iter().map(took).sum::<f64>() > 0.0, "{log:?}");
+}
+
 #[test]
 fn the_command_line_shows_the_usage_that_the_admin_port_has_as_csv_and_json() {
     let (backend, folder) = (Backend::kind(), Folder::new());
