@@ -306,8 +306,11 @@ fn a_stream_is_charged_what_the_backend_counts_and_a_broken_one_nearly_that() {
         let mut client = gateway.client();
         client.send(said(""));
         assert_eq!(client.head().status, 200);
-        for _ in 0..20 + round % 20 {
-            assert!(client.chunk().is_some());
+        // A busy machine passes several events on as one chunk.
+        let mut events = 0;
+        while events < 20 + round % 20 {
+            let chunk = client.chunk().expect("it is not over");
+            events += String::from_utf8_lossy(&chunk).matches("data: ").count();
         }
         client.fin();
     }
