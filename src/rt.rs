@@ -608,12 +608,14 @@ impl Socket {
     }
 
     fn writable(&mut self) -> io::Result<&mut Readiness> {
-        if self.writable.is_none() {
-            let own = std::net::TcpStream::from(self.as_fd().try_clone_to_owned()?);
-            self.writable = Some(Readiness::write(TcpStream::from_std(own)?));
-        }
-        // It has just been made where it was not there.
-        self.writable.as_mut().ok_or_else(|| io::ErrorKind::NotConnected.into())
+        let writable = match self.writable.take() {
+            Some(writable) => writable,
+            None => {
+                let own = std::net::TcpStream::from(self.as_fd().try_clone_to_owned()?);
+                Readiness::write(TcpStream::from_std(own)?)
+            }
+        };
+        Ok(self.writable.insert(writable))
     }
 
     /// What is queued will never be written.
