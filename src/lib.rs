@@ -42,6 +42,7 @@ pub mod pure {
     pub mod h1;
     pub mod json;
     pub mod jwt;
+    pub mod lanes;
     pub mod limit;
     pub mod member;
     pub mod multipart;

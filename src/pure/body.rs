@@ -10,6 +10,7 @@ use std::borrow::Cow;
 use std::ops::Deref;
 
 use crate::pure::json::{self, Kind, Span, Walker, Watch};
+use crate::pure::lanes::{ONES, TOPS};
 use crate::pure::multipart;
 
 /// Longest model name, in bytes: twice the longest file name, for models named by a path.
@@ -889,16 +890,15 @@ fn check_model(plain: &[u8], at: usize) -> Result<(), BodyFault> {
 
 /// The inspected name that `key` becomes when case is folded the way Go's `encoding/json` does.
 fn look_alike(key: &[u8]) -> Option<Field> {
-    const ONES: u64 = u64::from_le_bytes([1; 8]);
     // Sets the top bit of a word that has a capital, and of every byte outside ASCII. Sums of two
     // bytes below 128 do not reach the next.
     let marks = |word: u64| {
-        let ascii = word & !(ONES << 7);
+        let ascii = word & !TOPS;
         let capitals =
             (ascii + ONES * (0x80 - u64::from(b'A'))) & !(ascii + ONES * (0x7F - u64::from(b'Z')));
         word | capitals
     };
-    if words(key).fold(marks(last_word(key)), |any, word| any | marks(word)) & (ONES << 7) == 0 {
+    if words(key).fold(marks(last_word(key)), |any, word| any | marks(word)) & TOPS == 0 {
         return None;
     }
     let key = std::str::from_utf8(key).ok()?;

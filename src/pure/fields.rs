@@ -5,6 +5,8 @@
 //! an order to somebody behind us); what crosses towards the client is all but a list of what may
 //! not. Credentials, framing and hop-by-hop fields never cross: they are made anew on each side.
 
+use crate::pure::lanes::{below, equals, place};
+
 /// A range of bytes in the buffer that a head was parsed from. Heads are bounded far below 4 GiB.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
@@ -648,30 +650,6 @@ fn word(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
 }
 
-/// Which of eight bytes is the first that is marked; the eighth behind them for none.
-const fn place(marks: u64) -> usize {
-    // At most 8.
-    (marks.trailing_zeros() / 8) as usize
-}
-
-const ONES: u64 = 0x0101_0101_0101_0101;
-const TOPS: u64 = 0x80 * ONES;
-
-/// Marks bytes below `bound`, which is at most 0x80 (Anderson, "Bit Twiddling Hacks").
-pub(super) const fn below(word: u64, bound: u8) -> u64 {
-    word.wrapping_sub(ONES * bound as u64) & !word & TOPS
-}
-
-/// Marks bytes of this value.
-pub(super) const fn equals(word: u64, byte: u8) -> u64 {
-    below(word ^ (ONES * byte as u64), 1)
-}
-
-/// Marks bytes outside ASCII.
-pub(super) const fn high(word: u64) -> u64 {
-    word & TOPS
-}
-
 /// Marks control bytes, of which tab is one.
 pub(super) const fn control(word: u64) -> u64 {
     below(word, b' ') | equals(word, 0x7f)
@@ -715,6 +693,7 @@ mod tests {
     //! Goal: each name is found in any case and nothing else is; each rule of crossing holds for
     //! each name it was made for. Method: every known name and every near miss of it.
     use super::*;
+    use crate::pure::lanes::high;
 
     #[test]
     fn every_name_is_found_in_any_case_and_no_near_miss_is() {

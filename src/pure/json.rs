@@ -38,6 +38,8 @@
 
 use std::fmt;
 
+use crate::pure::lanes::{ONES, TOPS};
+
 /// Deepest nesting that is accepted. Generated tool schemas reach a few dozen; engines that parse
 /// recursively give up near a thousand, so a deeper body would only fail later and worse.
 pub const DEPTH_MAX: usize = 512;
@@ -829,11 +831,10 @@ fn plain_end_slowly(bytes: &[u8], i: usize) -> usize {
 /// control character. A borrow can set it wrongly in a byte above a special one, never below, so
 /// the lowest is right (Mycroft's test for zero bytes).
 const fn specials(word: u64) -> u64 {
-    const ONES: u64 = u64::from_le_bytes([1; 8]);
     // One bit turned, the quote follows the control characters, and those stay among themselves.
     let turned = word ^ (ONES * 0x02);
     let backslash = word ^ (ONES * b'\\' as u64);
-    (turned.wrapping_sub(ONES * 0x21) | backslash.wrapping_sub(ONES)) & !word & (ONES << 7)
+    (turned.wrapping_sub(ONES * 0x21) | backslash.wrapping_sub(ONES)) & !word & TOPS
 }
 
 /// One bit for each byte, set for the special ones. The loop becomes vector code, and the

@@ -9,6 +9,7 @@
 //! byte.
 
 use crate::pure::json;
+use crate::pure::lanes::{ONES, TOPS, below, equals, place};
 
 /// What is left of a JSON text that lies in memory whole.
 ///
@@ -177,7 +178,7 @@ fn string_len(bytes: &[u8]) -> (usize, bool) {
     if let Some(lanes) = bytes.first_chunk::<16>() {
         let (low, high) = halves(lanes);
         let hits = stops(low);
-        let len = if hits == 0 { 8 + first(stops(high)) } else { first(hits) };
+        let len = if hits == 0 { 8 + place(stops(high)) } else { place(hits) };
         if lanes.get(len) == Some(&b'"') {
             return (len, false);
         }
@@ -264,9 +265,9 @@ pub(crate) fn scalar_len(bytes: &[u8]) -> usize {
         let word = u64::from_le_bytes(*lanes);
         // `]` differs from `}` in one bit.
         let folded = word | (ONES * 0x20);
-        let hits = same(word, b',') | same(folded, b'}') | below(word, b' ' + 1);
+        let hits = equals(word, b',') | equals(folded, b'}') | below(word, b' ' + 1);
         if hits != 0 {
-            return bytes.len() - rest.len() + first(hits);
+            return bytes.len() - rest.len() + place(hits);
         }
         rest = behind;
     }
@@ -274,28 +275,8 @@ pub(crate) fn scalar_len(bytes: &[u8]) -> usize {
     bytes.len() - rest.len() + rest.iter().position(ends).unwrap_or(rest.len())
 }
 
-const ONES: u64 = 0x0101_0101_0101_0101;
-const HIGHS: u64 = 0x8080_8080_8080_8080;
-
-/// The high bit of each byte of `word` that is `byte`; bits above the lowest one may be wrong
-/// (Mycroft's zero-byte test borrows upwards).
-const fn same(word: u64, byte: u8) -> u64 {
-    let zeros = word ^ (ONES * byte as u64);
-    zeros.wrapping_sub(ONES) & !zeros & HIGHS
-}
-
-/// The same for bytes below `byte`, which is at most 128.
-const fn below(word: u64, byte: u8) -> u64 {
-    word.wrapping_sub(ONES * byte as u64) & !word & HIGHS
-}
-
-/// The byte whose high bit is the lowest of these.
-const fn first(hits: u64) -> usize {
-    hits.trailing_zeros() as usize / 8
-}
-
 const fn stops(word: u64) -> u64 {
-    same(word, b'"') | same(word, b'\\')
+    equals(word, b'"') | equals(word, b'\\')
 }
 
 /// Two words of eight bytes each.
@@ -315,7 +296,7 @@ pub(crate) fn quote_or_backslash(bytes: &[u8]) -> Option<usize> {
     for lanes in words {
         let hits = stops(u64::from_le_bytes(*lanes));
         if hits != 0 {
-            return Some(at + first(hits));
+            return Some(at + place(hits));
         }
         at += 8;
         if at == NEAR {
@@ -349,10 +330,10 @@ pub(crate) fn line(bytes: &[u8]) -> Option<Line> {
                     rest = behind;
                     continue;
                 }
-                first(hits)
+                place(hits)
             }
             None => {
-                wide = HIGHS;
+                wide = TOPS;
                 rest.iter().position(|&byte| byte < b' ' || matches!(byte, b'"' | b'\\'))?
             }
         };
@@ -360,7 +341,7 @@ pub(crate) fn line(bytes: &[u8]) -> Option<Line> {
         match rest {
             [b'"', ..] => {
                 let len = bytes.len() - rest.len();
-                return Some(Line { len, escaped, wide: wide & HIGHS != 0 });
+                return Some(Line { len, escaped, wide: wide & TOPS != 0 });
             }
             [b'\\', second, behind @ ..] if *second >= b' ' => {
                 escaped = true;
@@ -378,9 +359,9 @@ pub(crate) fn bracket_or_quote(bytes: &[u8]) -> Option<usize> {
         let word = u64::from_le_bytes(*lanes);
         // `[` and `]` differ from `{` and `}` in one bit.
         let folded = word | (ONES * 0x20);
-        let hits = same(folded, b'{') | same(folded, b'}') | same(word, b'"');
+        let hits = equals(folded, b'{') | equals(folded, b'}') | equals(word, b'"');
         if hits != 0 {
-            return Some(at + first(hits));
+            return Some(at + place(hits));
         }
         at += 8;
     }
@@ -393,7 +374,7 @@ fn is_ascii(bytes: &[u8]) -> bool {
     let (words, _) = bytes.as_chunks::<8>();
     let all =
         words.iter().fold(u64::from_le_bytes(*last), |all, lanes| all | u64::from_le_bytes(*lanes));
-    all & HIGHS == 0
+    all & TOPS == 0
 }
 
 /// UTF-8 characters: bytes that do not continue one.

@@ -23,6 +23,7 @@ use memchr::memmem;
 pub use exact::exact;
 pub use vocabulary::{NAMES, Tokenizer, Vocabularies, Vocabulary, Work};
 
+use crate::pure::lanes::{ONES, TOPS};
 use crate::pure::units::{Series, Tokens};
 
 /// What an inline image, sound or file counts for: what vision encoders make of about a megapixel.
@@ -143,7 +144,6 @@ fn find(text: &[u8], needle: &[u8]) -> Option<usize> {
 
 /// Whether these two bytes stand side by side anywhere.
 fn has_pair(text: &[u8], first: u8, second: u8) -> bool {
-    const ONES: u64 = u64::from_le_bytes([1; 8]);
     let Some((_, behind)) = text.split_first() else { return false };
     let before = &text[..behind.len()];
     // A zero byte for each place where they do, and the test for one (Mycroft).
@@ -157,7 +157,7 @@ fn has_pair(text: &[u8], first: u8, second: u8) -> bool {
     };
     let words = before.as_chunks().0.iter().zip(behind.as_chunks().0);
     let any = words.fold(zeros(last, last_next), |any, (here, next)| any | zeros(here, next));
-    any & (ONES << 7) != 0
+    any & TOPS != 0
 }
 
 /// A text up to this length is counted whole; of the rest of a longer one one part in four, because

@@ -52,6 +52,7 @@ fn code(text: &str) -> String {
 /// Modules in the order of dependence: each uses only those before it.
 const ORDER: &[&str] = &[
     "pure::units",
+    "pure::lanes",
     "pure::fields",
     "pure::h1",
     "pure::json",

@@ -6,7 +6,8 @@
 
 use std::ops::Range;
 
-use crate::pure::fields::{below, byte_set, equals, find, high};
+use crate::pure::fields::{byte_set, find};
+use crate::pure::lanes::{below, equals, high};
 
 /// Where the parts of a request target lie. The path is empty for `http://host` (it then means
 /// `/`), and `*` for the asterisk-form; the query includes its `?`.

@@ -7,7 +7,8 @@
 //! the tests hold it.
 
 use super::{Facts, Limits, Method, Request, Response, Version, check_host};
-use crate::pure::fields::{Field, Known, ONCE, Span, below, control, equals, find, high, is_token};
+use crate::pure::fields::{Field, Known, ONCE, Span, control, find, is_token};
+use crate::pure::lanes::{below, equals, high};
 
 /// Reads a request head into `request`, up to what its fields mean together: that goes to `facts`,
 /// which are empty. Leaves rubbish in both if it does not take the head.

@@ -21,6 +21,7 @@ pub mod pure {
     pub mod h1;
     pub mod json;
     pub mod jwt;
+    pub mod lanes;
     pub mod limit;
     pub mod multipart;
     pub mod peek;
