@@ -452,6 +452,7 @@ fn a_slow_reader_holds_the_backend_back_and_loses_nothing() {
     const EVENTS: usize = 60_000;
     let backend = Listener::start();
     let pool = "timeouts: { chunk: 2s }";
+    let route = "route=\"chat\"";
     let gateway = Setup { pool, ..Setup::to(backend.url()) }.start();
     let resident = gateway.metric("process_resident_memory_bytes", &[]);
     let (mut client, mut peer, head) = open(&gateway, &backend, stream_with_usage());
@@ -471,6 +472,10 @@ fn a_slow_reader_holds_the_backend_back_and_loses_nothing() {
     assert!(answer.whole, "{}", &answer.text()[answer.body.len().saturating_sub(300)..]);
     assert_eq!(answer.body.len(), event.len() * EVENTS + FINISH.len() + DONE.len());
     drop(writer.join().expect("no panic"));
+    // That the client took nothing for 2.5 s was no gap of the backend's.
+    gateway.settled(1);
+    let bucket = |le: &str| gateway.metric("forebay_inter_token_seconds_bucket", &[route, le]);
+    assert_eq!(bucket("le=\"2.5\"") as u64, bucket("le=\"+Inf\"") as u64);
 }
 
 #[test]
